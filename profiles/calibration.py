@@ -1,0 +1,75 @@
+"""Calibration: the efficiencies of a device and a software stack, as data.
+
+Three levels of knowledge: *datasheet* (peak numbers and default efficiencies), *calibrated*
+(efficiencies of a device and software stack), *measured* (this model's layers and links).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Calibration", "Efficiencies", "KernelEfficiency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEfficiency:
+    """Part of the device's sustained rate that an attention kernel reaches, by pass."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiencies:
+    """Dimensionless unless the name says otherwise; 1 would be the datasheet's rate.
+
+    Compute: ``gemm`` for large matrices; ``gemm_half_k`` the inner size at which a GEMM reaches
+    half of it; ``stream`` of memory bandwidth; ``kernel_launch_s`` the gap that each kernel costs
+    on the device's stream; ``micro_batch_s`` and ``step_s`` host time per pass and per step.
+
+    Communication: ``gpu_link`` and ``nic`` parts of the link rates; ``*_overlap`` the part of
+    compute time behind which an axis' communication can hide (0 = none); ``overlap_slowdown``
+    the part of hidden communication that comes back as slower compute; ``straggler`` the growth
+    of the step per doubling of the number of nodes (jitter).
+
+    Memory: ``context_bytes`` outside the allocator (CUDA context, libraries);
+    ``communicator_bytes`` for each process group that a rank takes part in; ``reserve`` the
+    allocator's overhead as a part of what is allocated.
+
+    Uncertainty: standard deviations of the logarithm of measurement / estimate.
+    """
+
+    gemm: float
+    gemm_half_k: float
+    attention: dict[str, KernelEfficiency] = field(hash=False)
+    stream: float
+    kernel_launch_s: float
+    micro_batch_s: float
+    step_s: float
+    gpu_link: float
+    nic: float
+    tp_overlap: float
+    cp_overlap: float
+    ep_overlap: float
+    dp_overlap: float
+    p2p_overlap: float
+    overlap_slowdown: float
+    straggler: float
+    moe_imbalance: float
+    context_bytes: int
+    communicator_bytes: int
+    reserve: float
+    step_time_sigma: float
+    memory_sigma: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Efficiencies with their provenance. ``device`` and ``stack`` "any" = the default."""
+
+    name: str
+    knowledge: str
+    device: str
+    stack: str
+    source: str
+    efficiencies: Efficiencies

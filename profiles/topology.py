@@ -1,0 +1,192 @@
+"""The topology as a graph, and what any set of groups of ranks gets out of it.
+
+The graph is a tree: GPUs hang on their node's switch, nodes on the fabric. Every link's share is
+*derived*: when all groups of an axis communicate at once, the links that several of them cross
+are divided among them. NIC sharing, rank order and oversubscription all come out of this one
+rule, so no case is special.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import networkx as nx
+    from numpy.typing import NDArray
+
+    from profiles.cluster import ClusterSpec
+
+__all__ = ["GroupLink", "Level", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level that a group crosses: how many sub-trees it joins there, and its share.
+
+    ``fanout``: sub-trees of the group joined at this level (GPUs in a node, nodes in a switch).
+    ``members``: ranks of the group below one of those sub-trees. ``bytes_per_s``: what *one*
+    group gets of one sub-tree's link, one direction, while all groups of the axis are active.
+    """
+
+    fanout: int
+    members: int
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLink:
+    """What one group of ``size`` ranks sees, level by level from the GPUs up."""
+
+    size: int
+    levels: tuple[Level, ...]
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """Bandwidth of a ring through the group: its narrowest link."""
+        return min((level.bytes_per_s for level in self.levels), default=math.inf)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether the group leaves its node."""
+        return len(self.levels) > 1 or (bool(self.levels) and self.levels[0].members > 1)
+
+
+class Topology:
+    """The tree of a cluster. ``levels`` 0 are the GPUs' links, 1 the nodes' uplinks, ..."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        """Number the vertices of each level; the graph itself is built when asked for."""
+        self.cluster = cluster
+        nodes = cluster.nodes
+        gpus = np.array([node.num_gpus for node in nodes])
+        node_of_rank = np.repeat(np.arange(len(nodes)), gpus)
+        ancestors = [np.arange(cluster.num_gpus), node_of_rank]
+        capacity = [
+            np.repeat([node.gpu_bytes_per_s for node in nodes], gpus),
+            np.array([node.uplink_bytes_per_s for node in nodes]),
+        ]
+        latency = [max(node.gpu_latency_s for node in nodes)]
+        latency.append(max(node.nic_latency_s for node in nodes))
+        for level in cluster.fabric:
+            switch_of_node = np.arange(len(nodes)) // level.nodes_per_switch
+            ancestors.append(switch_of_node[node_of_rank])
+            uplinks = np.bincount(switch_of_node, weights=capacity[1])
+            capacity.append(uplinks / level.oversubscription)
+            latency.append(latency[-1] + level.latency_s)
+        self._ancestors = ancestors
+        self._capacity = capacity
+        self._latency = latency
+        self._cache: dict[tuple[int, int, int], GroupLink] = {}
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[tuple[str, int]]:
+        """The tree as a networkx graph: an edge from each vertex up to its parent, with
+        ``bytes_per_s`` and ``latency_s``. Vertices are ``("gpu", rank)``, ``("node", i)``,
+        ``(switch level, i)`` and ``("core", 0)``.
+        """
+        import networkx as nx  # noqa: PLC0415 - slow to import and only for those who look at it
+
+        graph: nx.DiGraph[tuple[str, int]] = nx.DiGraph()
+        names = ["gpu", "node", *(level.name for level in self.cluster.fabric)]
+        for depth, name in enumerate(names):
+            own = self._ancestors[depth]
+            _, first = np.unique(own, return_index=True)
+            parents = self._ancestors[depth + 1][first] if depth + 1 < len(names) else None
+            for vertex, capacity in enumerate(self._capacity[depth]):
+                parent = (
+                    ("core", 0) if parents is None else (names[depth + 1], int(parents[vertex]))
+                )
+                graph.add_edge(
+                    (name, vertex),
+                    parent,
+                    bytes_per_s=float(capacity),
+                    latency_s=self._latency[depth],
+                )
+        return graph
+
+    def axis(self, *, size: int, stride: int, num_ranks: int) -> GroupLink:
+        """The link of the groups ``{base + i * stride}`` of ``size`` ranks that tile the first
+        ``num_ranks`` ranks, all active at once.
+        """
+        key = (size, stride, num_ranks)
+        if key not in self._cache:
+            self._cache[key] = self.groups(self._tiles(size, stride, num_ranks))
+        return self._cache[key]
+
+    def groups(self, groups: NDArray[np.int64]) -> GroupLink:
+        """The worst link of ``groups`` (one row of ranks per group), all active at once."""
+        size = groups.shape[1]
+        if size == 1:
+            return GroupLink(1, ())
+        levels: list[Level] = []
+        below = size
+        for depth, ancestor in enumerate(self._ancestors):
+            vertices = np.sort(ancestor[groups], axis=1)
+            distinct = 1 + (np.diff(vertices, axis=1) != 0).sum(axis=1)
+            spread = int(distinct.max())
+            if spread == 1:
+                break
+            crossing = vertices[distinct > 1]
+            first = np.ones(crossing.shape, dtype=bool)
+            first[:, 1:] = np.diff(crossing, axis=1) != 0
+            crossed = crossing[first]
+            load = np.bincount(crossed, minlength=len(self._capacity[depth]))
+            share = float((self._capacity[depth][crossed] / load[crossed]).min())
+            below = -(-size // spread)
+            levels.append(
+                Level(
+                    fanout=spread, members=below, bytes_per_s=share, latency_s=self._latency[depth]
+                )
+            )
+        return GroupLink(size, _joined(levels))
+
+    def pairs(self, senders: Iterable[int], receivers: Iterable[int]) -> GroupLink:
+        """The link of ranks that each send to one partner, all at once (a stage boundary)."""
+        pairs = np.stack([np.fromiter(senders, int), np.fromiter(receivers, int)], axis=1)
+        return self.groups(pairs)
+
+    def _tiles(self, size: int, stride: int, num_ranks: int) -> NDArray[np.int64]:
+        """Rows of ranks; on a uniform cluster one period of the pattern is enough."""
+        period = size * stride
+        if self.cluster.is_uniform:
+            units = [self.cluster.gpus_per_node]
+            units += [level.nodes_per_switch * units[0] for level in self.cluster.fabric]
+            num_ranks = min(num_ranks, math.lcm(period, *units))
+        num_ranks -= num_ranks % period
+        ranks = np.arange(max(num_ranks, period)).reshape(-1, size, stride)
+        return ranks.transpose(0, 2, 1).reshape(-1, size)
+
+
+def _joined(levels: list[Level]) -> tuple[Level, ...]:
+    """Turn "distinct vertices per level" into "sub-trees joined at each level"."""
+    joined = []
+    for position, level in enumerate(levels):
+        above = levels[position + 1].fanout if position + 1 < len(levels) else 1
+        fanout = -(-level.fanout // above)
+        if fanout > 1:
+            joined.append(
+                Level(
+                    fanout=fanout,
+                    members=level.members,
+                    bytes_per_s=level.bytes_per_s,
+                    latency_s=level.latency_s,
+                )
+            )
+        else:  # one member below each link: the link still narrows the ring
+            joined.append(
+                Level(
+                    fanout=1,
+                    members=level.members,
+                    bytes_per_s=level.bytes_per_s,
+                    latency_s=0.0,
+                )
+            )
+    return tuple(joined)

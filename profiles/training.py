@@ -1,0 +1,128 @@
+"""TrainingSpec: what is trained with what: batch, precision, optimizer, kernels.
+
+Every default is stated here and printed by ``parplan plan``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["AttentionKernel", "GradDtype", "Optimizer", "Precision", "TrainingSpec"]
+
+
+class Precision(StrEnum):
+    """Precision of the matrix multiplications and of the weights that they read.
+
+    ``fp8-tensorwise``: block GEMMs in fp8 with a scale per tensor, everything else in bf16.
+    """
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8_TENSORWISE = "fp8-tensorwise"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one weight or activation element."""
+        return 4 if self is Precision.FP32 else 2
+
+    @property
+    def gemm(self) -> str:
+        """Key of the device's peak rate for the GEMMs of a block."""
+        return "fp8" if self is Precision.FP8_TENSORWISE else self.value
+
+    @property
+    def other(self) -> str:
+        """Key of the device's peak rate for attention and for the head."""
+        return "bf16" if self is Precision.FP8_TENSORWISE else self.value
+
+
+class GradDtype(StrEnum):
+    """Data type in which gradients are accumulated and reduced."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one gradient element."""
+        return 4 if self is GradDtype.FP32 else 2
+
+
+class AttentionKernel(StrEnum):
+    """Attention kernel: ``fused`` is the vendor's (cuDNN), ``unfused`` stores the scores."""
+
+    FLASH2 = "flash2"
+    FLASH3 = "flash3"
+    FUSED = "fused"
+    UNFUSED = "unfused"
+
+
+class Optimizer(StrEnum):
+    """Optimizer; the suffix says how its states are kept."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"  # with momentum
+    LION = "lion"
+    ADAMW_8BIT = "adamw-8bit"
+    ADAMW_BF16 = "adamw-bf16"  # states in bf16 and no fp32 copy of the weights
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the moments of one parameter, without a master copy."""
+        return {
+            Optimizer.ADAMW: 8,
+            Optimizer.ADAM: 8,
+            Optimizer.SGD: 4,
+            Optimizer.LION: 4,
+            Optimizer.ADAMW_8BIT: 2,
+            Optimizer.ADAMW_BF16: 4,
+        }[self]
+
+    @property
+    def keeps_master(self) -> bool:
+        """Whether a master copy in fp32 stands beside 16-bit weights."""
+        return self is not Optimizer.ADAMW_BF16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """One training run. ``global_batch`` in sequences a step, ``seq_len`` in tokens.
+
+    ``micro_batch`` None lets the search choose. ``fused_kernels``: norm, activation, rotary
+    embedding and softmax each as one kernel (as in Megatron-LM, Transformer Engine or compiled
+    PyTorch); without, each reads and writes memory several times and saves more.
+    """
+
+    global_batch: int
+    seq_len: int
+    micro_batch: int | None = None
+    precision: Precision = Precision.BF16
+    optimizer: Optimizer = Optimizer.ADAMW
+    grad_dtype: GradDtype = GradDtype.FP32
+    attention: AttentionKernel = AttentionKernel.FLASH2
+    fused_kernels: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes of one parameter as the forward pass reads it."""
+        return self.precision.bytes
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer states and master copy of one parameter (ZeRO's K: 12 for Adam)."""
+        master = 4 if self.optimizer.keeps_master and self.param_bytes < 4 else 0
+        return self.optimizer.state_bytes + master
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer states of one parameter (16, 18, 8, ...)."""
+        return self.param_bytes + self.grad_dtype.bytes + self.optimizer_bytes
