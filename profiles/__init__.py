@@ -1,0 +1,52 @@
+"""What is known about models, hardware, training runs and measured behaviour.
+
+The readers of files import pydantic, which is slow, so they are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from profiles.calibration import Calibration
+    from profiles.catalog import (
+        catalog_names,
+        load_calibration,
+        load_cluster,
+        load_model,
+        load_training,
+    )
+    from profiles.cluster import ClusterSpec
+    from profiles.errors import InfeasibleError, InputError
+    from profiles.model import ModelSpec
+    from profiles.training import TrainingSpec
+
+__all__ = [
+    "Calibration",
+    "ClusterSpec",
+    "InfeasibleError",
+    "InputError",
+    "ModelSpec",
+    "TrainingSpec",
+    "catalog_names",
+    "load_calibration",
+    "load_cluster",
+    "load_model",
+    "load_training",
+]
+
+_MODULES: Final = {
+    "Calibration": "profiles.calibration",
+    "ClusterSpec": "profiles.cluster",
+    "InfeasibleError": "profiles.errors",
+    "InputError": "profiles.errors",
+    "ModelSpec": "profiles.model",
+    "TrainingSpec": "profiles.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "profiles.catalog")), name)

@@ -103,9 +103,7 @@ class ClusterSpec:
     @property
     def is_uniform(self) -> bool:
         """Whether every node is equal."""
-        return len({group.node.name for group in self.groups}) == 1 and (
-            len({group.node.num_gpus for group in self.groups}) == 1
-        )
+        return len({group.node for group in self.groups}) == 1
 
     @property
     def gpus_per_node(self) -> int:
@@ -122,8 +120,10 @@ class ClusterSpec:
         """The device that paces a group which spans them all: least sustained bf16 or fp16 rate."""
         return min(
             self.devices,
-            key=lambda d: max(rate for key, rate in d.peak_flop_per_s.items() if "fp8" not in key)
-            * d.sustained,
+            key=lambda d: (
+                max(rate for key, rate in d.peak_flop_per_s.items() if "fp8" not in key)
+                * d.sustained
+            ),
         )
 
     @property

@@ -287,9 +287,7 @@ class Embedding:
         """Parameter tensors of the embedding."""
         weights = [Parameter("tokens", (self.vocab, self.hidden), Split.VOCAB)]
         if self.positions:
-            weights.append(
-                Parameter("positions", (self.positions, self.hidden), Split.REPLICATED)
-            )
+            weights.append(Parameter("positions", (self.positions, self.hidden), Split.REPLICATED))
         if self.norm is not Norm.NONE:
             shape = (self.norm.vectors, self.hidden)
             weights.append(Parameter("norm", shape, Split.REPLICATED))
@@ -454,9 +452,7 @@ class ModelSpec:
     @cached_property
     def num_blocks(self) -> int:
         """Layers that carry a number: all but embedding and head."""
-        return sum(
-            run.count for run in self.runs if not isinstance(run.layer, Embedding | Head)
-        )
+        return sum(run.count for run in self.runs if not isinstance(run.layer, Embedding | Head))
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:
@@ -469,6 +465,16 @@ class ModelSpec:
                 names.append(str(number))
                 number += 1
         return tuple(names)
+
+    def runs_between(self, first: int, stop: int) -> tuple[LayerRun, ...]:
+        """The layers at positions ``first`` .. ``stop - 1`` as runs."""
+        found, position = [], 0
+        for run in self.runs:
+            count = min(position + run.count, stop) - max(position, first)
+            if count > 0:
+                found.append(LayerRun(run.layer, count))
+            position += run.count
+        return tuple(found)
 
     @cached_property
     def kinds(self) -> dict[str, int]:

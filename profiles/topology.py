@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import networkx as nx
     from numpy.typing import NDArray
 
     from profiles.cluster import ClusterSpec
 
-__all__ = ["GroupLink", "Level", "Topology"]
+__all__ = ["Dims", "GroupLink", "Level", "Topology"]
+
+Dims = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class GroupLink:
     @property
     def spans_nodes(self) -> bool:
         """Whether the group leaves its node."""
-        return len(self.levels) > 1 or (bool(self.levels) and self.levels[0].members > 1)
+        return len(self.levels) > 1
 
 
 class Topology:
@@ -84,7 +84,7 @@ class Topology:
         self._ancestors = ancestors
         self._capacity = capacity
         self._latency = latency
-        self._cache: dict[tuple[int, int, int], GroupLink] = {}
+        self._cache: dict[tuple[Dims, int], GroupLink] = {}
 
     @cached_property
     def graph(self) -> nx.DiGraph[tuple[str, int]]:
@@ -112,13 +112,15 @@ class Topology:
                 )
         return graph
 
-    def axis(self, *, size: int, stride: int, num_ranks: int) -> GroupLink:
-        """The link of the groups ``{base + i * stride}`` of ``size`` ranks that tile the first
-        ``num_ranks`` ranks, all active at once.
+    def axis(self, dims: Dims, *, num_ranks: int) -> GroupLink:
+        """The link of the groups that tile the first ``num_ranks`` ranks, all active at once.
+
+        ``dims`` are (size, stride) pairs: a group is every sum of one multiple below ``size`` of
+        each ``stride``, added to a base rank. ``((8, 1),)`` are eights of neighbours.
         """
-        key = (size, stride, num_ranks)
+        key = (dims, num_ranks)
         if key not in self._cache:
-            self._cache[key] = self.groups(self._tiles(size, stride, num_ranks))
+            self._cache[key] = self.groups(self._tiles(dims, num_ranks))
         return self._cache[key]
 
     def groups(self, groups: NDArray[np.int64]) -> GroupLink:
@@ -127,7 +129,6 @@ class Topology:
         if size == 1:
             return GroupLink(1, ())
         levels: list[Level] = []
-        below = size
         for depth, ancestor in enumerate(self._ancestors):
             vertices = np.sort(ancestor[groups], axis=1)
             distinct = 1 + (np.diff(vertices, axis=1) != 0).sum(axis=1)
@@ -140,53 +141,37 @@ class Topology:
             crossed = crossing[first]
             load = np.bincount(crossed, minlength=len(self._capacity[depth]))
             share = float((self._capacity[depth][crossed] / load[crossed]).min())
-            below = -(-size // spread)
-            levels.append(
-                Level(
-                    fanout=spread, members=below, bytes_per_s=share, latency_s=self._latency[depth]
-                )
-            )
+            members = -(-size // spread)
+            levels.append(Level(spread, members, share, self._latency[depth]))
         return GroupLink(size, _joined(levels))
 
-    def pairs(self, senders: Iterable[int], receivers: Iterable[int]) -> GroupLink:
-        """The link of ranks that each send to one partner, all at once (a stage boundary)."""
-        pairs = np.stack([np.fromiter(senders, int), np.fromiter(receivers, int)], axis=1)
-        return self.groups(pairs)
+    def same_node(self, rank: int, other: int) -> bool:
+        """Whether two ranks stand in one node."""
+        return bool(self._ancestors[1][rank] == self._ancestors[1][other])
 
-    def _tiles(self, size: int, stride: int, num_ranks: int) -> NDArray[np.int64]:
+    def _tiles(self, dims: Dims, num_ranks: int) -> NDArray[np.int64]:
         """Rows of ranks; on a uniform cluster one period of the pattern is enough."""
-        period = size * stride
+        period = max((size * stride for size, stride in dims), default=1)
         if self.cluster.is_uniform:
             units = [self.cluster.gpus_per_node]
             units += [level.nodes_per_switch * units[0] for level in self.cluster.fabric]
             num_ranks = min(num_ranks, math.lcm(period, *units))
-        num_ranks -= num_ranks % period
-        ranks = np.arange(max(num_ranks, period)).reshape(-1, size, stride)
-        return ranks.transpose(0, 2, 1).reshape(-1, size)
+        ranks = np.arange(max(num_ranks - num_ranks % period, period))
+        is_base = np.ones(ranks.shape, dtype=bool)
+        offsets = np.zeros(1, dtype=np.int64)
+        for size, stride in dims:
+            is_base &= ranks // stride % size == 0
+            offsets = np.add.outer(np.arange(size) * stride, offsets).ravel()
+        return np.add.outer(ranks[is_base], offsets)
 
 
 def _joined(levels: list[Level]) -> tuple[Level, ...]:
-    """Turn "distinct vertices per level" into "sub-trees joined at each level"."""
-    joined = []
-    for position, level in enumerate(levels):
-        above = levels[position + 1].fanout if position + 1 < len(levels) else 1
-        fanout = -(-level.fanout // above)
-        if fanout > 1:
-            joined.append(
-                Level(
-                    fanout=fanout,
-                    members=level.members,
-                    bytes_per_s=level.bytes_per_s,
-                    latency_s=level.latency_s,
-                )
-            )
-        else:  # one member below each link: the link still narrows the ring
-            joined.append(
-                Level(
-                    fanout=1,
-                    members=level.members,
-                    bytes_per_s=level.bytes_per_s,
-                    latency_s=0.0,
-                )
-            )
-    return tuple(joined)
+    """Turn "distinct vertices per level" into "sub-trees joined at each level".
+
+    A level that joins nothing (one member below each link) still narrows the ring.
+    """
+    above = [level.fanout for level in levels[1:]] + [1]
+    return tuple(
+        Level(-(-level.fanout // joined), level.members, level.bytes_per_s, level.latency_s)
+        for level, joined in zip(levels, above, strict=True)
+    )

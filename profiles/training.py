@@ -119,7 +119,7 @@ class TrainingSpec:
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer states and master copy of one parameter (ZeRO's K: 12 for Adam)."""
-        master = 4 if self.optimizer.keeps_master and self.param_bytes < 4 else 0
+        master = 4 if self.optimizer.keeps_master and self.precision is not Precision.FP32 else 0
         return self.optimizer.state_bytes + master
 
     @property

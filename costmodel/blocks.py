@@ -1,0 +1,335 @@
+"""The operators of a transformer block: attention (plain, grouped, latent), dense feed-forward,
+experts.
+
+Widths with a ``_local`` in their name are per rank. Saved tensors carry the recompute module that
+would free them: ``layernorm`` drops the normalised inputs of the GEMMs, ``core_attn`` what lies
+between queries and context, ``mlp`` the inner activations, ``moe_act`` the experts' activation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodel.operators import NO_WORK, Operator, Saved, gemm, stream_operator
+from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
+from profiles.model import ExpertFeedForward, Norm, QKNorm
+from profiles.training import AttentionKernel
+
+if TYPE_CHECKING:
+    from costmodel.operators import Shard, TensorParallelWork
+    from profiles.model import Attention, Block, FeedForward, LatentAttention
+
+__all__ = ["block_operators"]
+
+
+def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
+    """Operators of a block in forward order.
+
+    A parallel block enters and leaves its tensor-parallel region once: the feed-forward reads
+    what attention gathered, and both results are reduced together.
+    """
+    hidden = block.hidden
+    leave = NO_WORK if block.parallel else shard.leave_tp(hidden)
+    operators = [*_norm("attention", block, shard), *_attention(block, shard, leave)]
+    if not block.parallel:
+        operators.append(_residual("attention", block, shard))
+    if block.num_norms > 1:
+        operators += _norm("feed_forward", block, shard)
+    enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
+    if isinstance(block.feed_forward, ExpertFeedForward):
+        operators += _experts(block.feed_forward, hidden, shard)
+    else:
+        operators += _feed_forward("mlp", block.feed_forward, hidden, shard, enter)
+    operators.append(_residual("feed_forward", block, shard))
+    if block.num_norms > 2:  # noqa: PLR2004 - norms after both sublayers as well
+        operators += [*_norm("after_attention", block, shard), *_norm("after_mlp", block, shard)]
+    return tuple(operators)
+
+
+def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
+    if block.norm is Norm.NONE:
+        return []
+    elements = shard.sp_tokens * block.hidden
+    saved = Saved(f"{place}_norm input", elements * shard.element)
+    return [stream_operator(f"{place}_norm", elements, shard, module="layernorm", saved=(saved,))]
+
+
+def _residual(place: str, block: Block, shard: Shard) -> Operator:
+    elements = shard.sp_tokens * block.hidden
+    mask = (Saved(f"{place} dropout mask", elements),) if block.dropout else ()
+    return stream_operator(f"{place}_residual", elements, shard, reads=2, saved=mask)
+
+
+def _attention(block: Block, shard: Shard, leave: TensorParallelWork) -> list[Operator]:
+    attention, tokens, element = block.attention, shard.tokens, shard.element
+    heads_local = -(-attention.heads // shard.tp)
+    if attention.latent:
+        operators = _latent_projections(block, attention.latent, heads_local, shard)
+        kv_heads_local = heads_local
+    else:
+        kv_heads_local = -(-attention.kv_heads // shard.tp)
+        operators = _projections(block, heads_local, kv_heads_local, shard)
+    operators += _rotate(attention, heads_local + kv_heads_local, shard)
+    operators.append(_core(block, heads_local, kv_heads_local, shard))
+    context_local = heads_local * attention.value_head_dim
+    operators.append(
+        gemm(
+            "o_proj",
+            (tokens, block.hidden, context_local),
+            saved=(Saved("context", tokens * context_local * element),),
+            leave=leave,
+        )
+    )
+    return operators
+
+
+def _projections(
+    block: Block, heads_local: int, kv_heads_local: int, shard: Shard
+) -> list[Operator]:
+    attention, hidden = block.attention, block.hidden
+    width = heads_local * attention.head_dim
+    width += kv_heads_local * (attention.head_dim + attention.value_head_dim)
+    return [
+        gemm(
+            "qkv_proj",
+            (shard.tokens, width, hidden),
+            saved=(_normalised("qkv_proj", hidden, shard),),
+            enter=shard.enter_tp(hidden),
+        )
+    ]
+
+
+def _normalised(name: str, width: int, shard: Shard) -> Saved:
+    return Saved(f"{name} input", shard.sp_tokens * width * shard.element, "layernorm")
+
+
+def _latent_projections(
+    block: Block, latent: LatentAttention, heads_local: int, shard: Shard
+) -> list[Operator]:
+    """Down projections run on each rank's own tokens (their weights are replicated); only the
+    narrow latents are gathered for the head-parallel up projections.
+    """
+    attention, tokens, element = block.attention, shard.tokens, shard.element
+    query_width = heads_local * attention.head_dim
+    key_value_width = heads_local * (latent.nope_dim + attention.value_head_dim)
+    down = latent.kv_rank + latent.rope_dim + (latent.query_rank or 0)
+    latents = Saved("latents", shard.sp_tokens * down * element)
+    operators = [
+        gemm(
+            "latent_down",
+            (shard.sp_tokens, down, block.hidden),
+            saved=(_normalised("latent_down", block.hidden, shard),),
+        ),
+        stream_operator("latent_norm", shard.sp_tokens * down, shard, saved=(latents,)),
+    ]
+    up_input = Saved("latent_up input", shard.sp_tokens * down * element)
+    query_input = block.hidden if latent.query_rank is None else latent.query_rank
+    operators.append(
+        gemm(
+            "q_up",
+            (tokens, query_width, query_input),
+            saved=(up_input,),
+            enter=shard.enter_tp(down if latent.query_rank else block.hidden),
+        )
+    )
+    operators.append(gemm("kv_up", (tokens, key_value_width, latent.kv_rank)))
+    return operators
+
+
+def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operator]:
+    elements = shard.tokens * heads_local * attention.head_dim
+    operators = []
+    if attention.qk_norm is not QKNorm.NONE:
+        saved = Saved("qk_norm input", elements * shard.element)
+        operators.append(stream_operator("qk_norm", elements, shard, saved=(saved,)))
+    if attention.rope:
+        operators.append(stream_operator("rope", elements, shard))
+    return operators
+
+
+def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> Operator:
+    attention, training = block.attention, shard.training
+    seq, element, unfused = shard.seq, shard.element, training.attention is AttentionKernel.UNFUSED
+    visible = training.seq_len if unfused else _visible_keys(attention, training.seq_len)
+    forward = AttentionCore(
+        batch=shard.micro_batch,
+        heads=heads_local,
+        query_len=seq,
+        key_len=training.seq_len,
+        head_dim=attention.head_dim,
+        value_head_dim=attention.value_head_dim,
+        visible=visible,
+        kernel=training.attention,
+    )
+    backward = replace(forward, backward=True)
+    key_value = kv_heads_local * (attention.head_dim + attention.value_head_dim)
+    kept = heads_local * attention.head_dim + key_value
+    saved = [Saved("q, k, v", shard.tokens * kept * element)]
+    scores = shard.micro_batch * heads_local * seq * training.seq_len
+    softmax: tuple[Stream, ...] = ()
+    softmax_backward: tuple[Stream, ...] = ()
+    transient = 0
+    if unfused:
+        saved += _scores(scores, element, dropout=block.dropout)
+        softmax, softmax_backward = _softmax(scores, element, block, shard)
+        transient = 2 * scores * element
+    else:
+        saved.append(Saved("softmax statistics", 4 * shard.tokens * heads_local, "core_attn"))
+    exchange = _key_value_exchange(key_value, shard)
+    return Operator(
+        name="core_attn",
+        module="core_attn",
+        forward=(forward, *softmax, *exchange),
+        backward_input=(backward, *softmax_backward, *exchange, *exchange),
+        saved=tuple(saved),
+        transient_bytes=transient,
+    )
+
+
+def _visible_keys(attention: Attention, seq_len: int) -> float:
+    """Mean number of keys that a query sees: (s + 1) / 2 if causal, at most the window."""
+    if not attention.causal:
+        return float(seq_len)
+    window = min(attention.window or seq_len, seq_len)
+    return window - window * (window - 1) / (2 * seq_len)
+
+
+def _scores(scores: int, element: int, *, dropout: bool) -> list[Saved]:
+    saved = [Saved("softmax output", scores * element, "core_attn")]
+    if dropout:
+        saved.append(Saved("attention dropout mask", scores, "core_attn"))
+        saved.append(Saved("attention dropout output", scores * element, "core_attn"))
+    return saved
+
+
+def _softmax(
+    scores: int, element: int, block: Block, shard: Shard
+) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+    """Scale, mask and softmax (one kernel or four), and dropout."""
+    passes = 1 if shard.training.fused_kernels else 4
+    softmax = Stream(2 * scores * element * passes, passes)
+    backward = Stream(3 * scores * element * passes, passes)
+    if not block.dropout:
+        return (softmax,), (backward,)
+    dropout = Stream(scores * (2 * element + 1))
+    return (softmax, dropout), (backward, dropout)
+
+
+def _key_value_exchange(key_value: int, shard: Shard) -> tuple[Collective, ...]:
+    """Under context parallelism each rank's keys and values visit all ranks of the group;
+    backward they travel again and their gradients beside them.
+    """
+    if shard.strategy.cp == 1:
+        return ()
+    size = shard.tokens * key_value * shard.element
+    return (Collective(CollectiveKind.RING_EXCHANGE, Group.CP, size),)
+
+
+def _feed_forward(
+    name: str, layer: FeedForward, hidden: int, shard: Shard, enter: TensorParallelWork
+) -> list[Operator]:
+    tokens, element = shard.tokens, shard.element
+    inner = -(-layer.ffn_hidden // shard.tp)
+    up = inner * (2 if layer.gated else 1)
+    kept = [Saved(f"{name} activation input", tokens * up * element, "mlp")]
+    if layer.gated and not shard.training.fused_kernels:
+        kept.append(Saved(f"{name} gate activation", tokens * inner * element, "mlp"))
+    return [
+        gemm(
+            f"{name}_up",
+            (tokens, up, hidden),
+            module="mlp",
+            saved=(_normalised(f"{name}_up", hidden, shard),),
+            enter=enter,
+        ),
+        stream_operator(
+            f"{name}_activation",
+            tokens * inner,
+            shard,
+            module="mlp",
+            reads=2 if layer.gated else 1,
+            saved=tuple(kept),
+        ),
+        gemm(
+            f"{name}_down",
+            (tokens, hidden, inner),
+            module="mlp",
+            saved=(Saved(f"{name}_down input", tokens * inner * element, "mlp"),),
+            leave=shard.leave_tp(hidden),
+        ),
+    ]
+
+
+def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
+    """Router, dispatch, experts, combine, shared experts.
+
+    A rank sends top_k copies of its tokens and, on average, receives as many; with expert tensor
+    parallelism the group gathers them. Routing weights are applied before the second GEMM.
+    """
+    strategy, element, tokens = shard.strategy, shard.element, shard.sp_tokens
+    routed = tokens * layer.top_k
+    received = routed * strategy.expert_tp
+    local = -(-layer.num_experts // strategy.ep)
+    rows = max(1, received // local)
+    inner = -(-layer.expert_hidden // strategy.expert_tp)
+    up = inner * (2 if layer.gated else 1)
+    to_experts, from_experts = _exchange(routed * hidden * element, shard)
+    kept = Saved("experts activation input", received * up * element)
+    operators = [
+        gemm(
+            "router",
+            (tokens, layer.num_experts, hidden),
+            block=False,
+            saved=(
+                _normalised("router", hidden, shard),
+                Saved("router probabilities", 4 * tokens * layer.num_experts),
+            ),
+        ),
+        stream_operator("permute", routed * hidden, shard),
+        Operator(name="dispatch", forward=to_experts, backward_input=from_experts),
+        gemm(
+            "experts_up",
+            (rows, up, hidden),
+            groups=local,
+            module="experts",
+            saved=(Saved("experts_up input", received * hidden * element),),
+        ),
+        stream_operator(
+            "experts_activation",
+            received * inner,
+            shard,
+            module="moe_act",
+            reads=2 if layer.gated else 1,
+            saved=(kept,),
+        ),
+        gemm(
+            "experts_down",
+            (rows, hidden, inner),
+            groups=local,
+            module="experts",
+            saved=(Saved("experts_down input", received * inner * element, "moe_act"),),
+        ),
+        Operator(name="combine", forward=from_experts, backward_input=to_experts),
+        stream_operator("unpermute", routed * hidden, shard),
+    ]
+    if layer.shared is not None:
+        enter = shard.enter_tp(hidden)
+        operators += _feed_forward("shared", layer.shared, hidden, shard, enter)
+    return operators
+
+
+def _exchange(size: int, shard: Shard) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """Collectives to the experts and back for ``size`` bytes of routed tokens on this rank."""
+    strategy = shard.strategy
+    there: list[Collective] = []
+    back: list[Collective] = []
+    if strategy.ep > 1:
+        exchange = Collective(CollectiveKind.ALL_TO_ALL, Group.EP, size)
+        there.append(exchange)
+        back.append(exchange)
+    if strategy.expert_tp > 1:
+        whole = size * strategy.expert_tp
+        there.append(Collective(CollectiveKind.ALL_GATHER, Group.EXPERT_TP, whole))
+        back.insert(0, Collective(CollectiveKind.REDUCE_SCATTER, Group.EXPERT_TP, whole))
+    return tuple(there), tuple(back)

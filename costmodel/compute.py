@@ -1,0 +1,96 @@
+"""Work on one device -> seconds, by a calibrated roofline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from costmodel.work import AttentionCore, Gemm, Stream
+from profiles.training import AttentionKernel
+
+if TYPE_CHECKING:
+    from profiles.calibration import Efficiencies
+    from profiles.cluster import DeviceSpec
+    from profiles.training import Precision
+
+__all__ = ["DeviceModel"]
+
+# Output tiles (rows, columns) that GEMM libraries choose from, and how well each one keeps the
+# tensor cores fed compared with the largest: a smaller tile reads more operand bytes per FLOP.
+TILES = ((256, 128, 1.0), (128, 128, 0.96), (128, 64, 0.86), (64, 64, 0.72))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A device under a calibration and a precision."""
+
+    device: DeviceSpec
+    efficiencies: Efficiencies
+    precision: Precision
+
+    def seconds(self, work: Gemm | AttentionCore | Stream) -> float:
+        """Seconds of one piece of work, at least one kernel launch."""
+        match work:
+            case Gemm():
+                return self._gemm(work)
+            case AttentionCore():
+                return self._attention(work)
+            case Stream():
+                launch = work.kernels * self.efficiencies.kernel_launch_s
+                return max(self.stream_seconds(work.bytes), launch)
+            case _:
+                assert_never(work)
+
+    def stream_seconds(self, size: int) -> float:
+        """Seconds to move ``size`` bytes through device memory."""
+        return size / (self.device.memory_bytes_per_s * self.efficiencies.stream)
+
+    def peak(self, key: str) -> float:
+        """Sustained peak in FLOP/s for a data type."""
+        return self.device.peak_flop_per_s[key] * self.device.sustained
+
+    def _gemm(self, work: Gemm) -> float:
+        """max(FLOP / (peak * efficiency), bytes / bandwidth), at least a launch.
+
+        Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs.
+        Ignores split-K and stream-K, which soften the last wave. Source of the wave term:
+        NVIDIA, "Matrix Multiplication Background User's Guide".
+        """
+        own = self.efficiencies
+        key = self.precision.gemm if work.block else self.precision.other
+        shape = own.gemm * work.k / (work.k + own.gemm_half_k) * self._waves(work)
+        element = 1 if key == "fp8" else self.precision.bytes
+        operands = (work.m * work.k + work.k * work.n) * element
+        result = work.m * work.n * self.precision.bytes
+        return max(
+            work.flop / (self.peak(key) * shape),
+            self.stream_seconds(work.groups * (operands + result)),
+            own.kernel_launch_s,
+        )
+
+    def _waves(self, work: Gemm) -> float:
+        """Share of useful work in full waves of output tiles, for the best tile shape."""
+        best = 0.0
+        useful = work.m * work.n * work.groups
+        for rows, columns, feed in TILES:
+            tiles = math.ceil(work.m / rows) * math.ceil(work.n / columns) * work.groups
+            waves = math.ceil(tiles / self.device.num_sms)
+            share = useful / (waves * self.device.num_sms * rows * columns)
+            best = max(best, feed * share)
+        # few tiles are split along k, which fills the device at some cost
+        splits = min(work.k // 512, self.device.num_sms)
+        return max(best, min(0.6, best * max(1, splits)))
+
+    def _attention(self, work: AttentionCore) -> float:
+        """Executed FLOP / rate; unfused kernels are also bound by the traffic of the scores."""
+        own = self.efficiencies
+        kernel = own.attention[work.kernel.value]
+        part = kernel.backward if work.backward else kernel.forward
+        executed = work.flop * work.visible / work.key_len
+        seconds = executed / (self.peak(self.precision.other) * part)
+        if work.kernel is AttentionKernel.UNFUSED:
+            scores = work.batch * work.heads * work.query_len * work.key_len
+            passes = 4 if work.backward else 2
+            seconds = max(seconds, self.stream_seconds(passes * scores * self.precision.bytes))
+        return max(seconds, own.kernel_launch_s)

@@ -1,0 +1,246 @@
+"""CostContext: a model, a cluster, a training run and a calibration, with memoised look-ups.
+
+The look-ups are pure functions of these four values; the context only remembers answers, so that
+a search may ask the same question for every layout that shares it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costmodel.compute import DeviceModel
+from costmodel.layers import PassCost, boundary_bytes, layer_cost, layer_operators
+from costmodel.layout import Axis, Mesh, Strategy
+from costmodel.sharding import Replicas, StateCost, state_cost
+from costmodel.work import AttentionCore, Gemm, Group
+from profiles.topology import GroupLink, Topology
+from profiles.units import MIB
+
+if TYPE_CHECKING:
+    from costmodel.layers import LayerCost
+    from profiles.calibration import Calibration, Efficiencies
+    from profiles.cluster import ClusterSpec
+    from profiles.model import Layer, ModelSpec
+    from profiles.training import TrainingSpec
+
+__all__ = ["CostContext", "LayerStep"]
+
+LONELY = GroupLink(1, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerStep:
+    """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
+    included), bytes held per micro-batch, bytes while it runs, and its states.
+    """
+
+    forward: PassCost
+    backward: PassCost
+    saved_bytes: int
+    transient_bytes: int
+    states: StateCost
+
+
+class CostContext:
+    """The four inputs of every estimate."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        training: TrainingSpec,
+        calibration: Calibration,
+    ) -> None:
+        """Bind the inputs; nothing is computed yet."""
+        self.model = model
+        self.cluster = cluster
+        self.training = training
+        self.calibration = calibration
+        self.topology = Topology(cluster)
+        device = cluster.slowest_device
+        self.device = DeviceModel(device, calibration.efficiencies, training.precision)
+        self._costs: dict[object, LayerCost] = {}
+        self._steps: dict[object, LayerStep] = {}
+        self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
+
+    @property
+    def own(self) -> Efficiencies:
+        """The efficiencies in force."""
+        return self.calibration.efficiencies
+
+    @cached_property
+    def model_flop_per_sequence(self) -> float:
+        """FLOP of one sequence's forward and backward pass without recomputation: three times
+        the forward's GEMMs and attention, masked scores left out.
+        """
+        total = 0.0
+        for run in self.model.runs:
+            for operator in layer_operators(run.layer, Strategy(), self.training, 1):
+                for work in operator.forward:
+                    if isinstance(work, Gemm):
+                        total += run.count * work.flop
+                    elif isinstance(work, AttentionCore):
+                        total += run.count * work.flop * work.visible / work.key_len
+        return 3 * total
+
+    @cached_property
+    def peak_flop_per_s(self) -> float:
+        """Datasheet peak of one device in the precision of the block GEMMs."""
+        return self.device.device.peak_flop_per_s[self.training.precision.gemm]
+
+    def links(self, mesh: Mesh) -> dict[Group, GroupLink]:
+        """Links of the groups in which a layer communicates."""
+        axis = self.topology.axis
+        ranks = mesh.num_ranks
+        return {
+            Group.TP: axis(mesh.dims(Axis.TP), num_ranks=ranks),
+            Group.CP: axis(mesh.dims(Axis.CP), num_ranks=ranks),
+            Group.EP: axis(mesh.ep_dims, num_ranks=ranks) if mesh.ep > 1 else LONELY,
+            Group.EXPERT_TP: (
+                axis(mesh.expert_tp_dims, num_ranks=ranks) if mesh.expert_tp > 1 else LONELY
+            ),
+        }
+
+    def replicas(self, mesh: Mesh, shard_group: int) -> tuple[Replicas, Replicas]:
+        """Replicas of the dense and of the expert weights. Experts are sharded over at most
+        their own replicas.
+        """
+        key = (mesh, shard_group)
+        if key not in self._replicas:
+            axis, ranks = self.topology.axis, mesh.num_ranks
+            dense = Replicas(
+                axis(mesh.shard_dims(shard_group), num_ranks=ranks),
+                axis(mesh.replica_dims(shard_group), num_ranks=ranks),
+            )
+            expert = Replicas(axis(mesh.expert_gradient_dims, num_ranks=ranks), LONELY)
+            self._replicas[key] = (dense, expert)
+        return self._replicas[key]
+
+    def layer(
+        self,
+        layer: Layer,
+        strategy: Strategy,
+        micro_batch: int,
+        mesh: Mesh,
+        *,
+        shares_embedding: bool = False,
+    ) -> LayerStep:
+        """Cost of one layer on one rank of ``mesh``."""
+        key = (layer, strategy, micro_batch, mesh, shares_embedding)
+        if key not in self._steps:
+            self._steps[key] = self._layer(layer, strategy, micro_batch, mesh, shares_embedding)
+        return self._steps[key]
+
+    def _layer(
+        self,
+        layer: Layer,
+        strategy: Strategy,
+        micro_batch: int,
+        mesh: Mesh,
+        shares_embedding: bool,  # noqa: FBT001 - private
+    ) -> LayerStep:
+        cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
+        dense, expert = self.replicas(mesh, strategy.shard_group)
+        states = state_cost(
+            cost, strategy.zero, self.training, dense=dense, expert=expert, device=self.device
+        )
+        return LayerStep(
+            forward=self._with_traffic(cost.forward, states.forward_comm_s),
+            backward=self._with_traffic(cost.backward, states.backward_comm_s),
+            saved_bytes=cost.saved_bytes,
+            transient_bytes=cost.transient_bytes + states.working_bytes,
+            states=states,
+        )
+
+    def compute(
+        self,
+        layer: Layer,
+        strategy: Strategy,
+        micro_batch: int,
+        mesh: Mesh,
+        *,
+        shares_embedding: bool = False,
+    ) -> LayerCost:
+        """Cost of one layer before ZeRO: the same for every dp, zero and pipeline."""
+        links = self.links(mesh)
+        plain = replace(strategy, dp=1, zero=0, shard_group=1)
+        key = (layer, plain, micro_batch, *links.values(), shares_embedding)
+        if key not in self._costs:
+            self._costs[key] = layer_cost(
+                layer,
+                plain,
+                self.training,
+                micro_batch,
+                device=self.device,
+                links=links,
+                shares_embedding=shares_embedding,
+            )
+        return self._costs[key]
+
+    def _with_traffic(self, cost: PassCost, traffic_s: float) -> PassCost:
+        """ZeRO's traffic hides behind the layer before it, up to the calibrated part."""
+        if not traffic_s:
+            return cost
+        return cost + PassCost(zero_s=self.exposed(traffic_s, cost.total_s))
+
+    def exposed(self, traffic_s: float, window_s: float) -> float:
+        """What remains of data-parallel traffic beside ``window_s`` of compute, the slow-down
+        of that compute included.
+        """
+        hidden = self.own.dp_overlap * min(traffic_s, window_s)
+        return traffic_s - hidden * (1 - self.own.overlap_slowdown)
+
+    def jitter(self, num_ranks: int) -> float:
+        """Part by which a step grows since it waits for the slowest of many nodes."""
+        nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)
+        return self.own.straggler * math.log2(nodes)
+
+    def whole_step_s(self, passes_s: float, num_ranks: int) -> float:
+        """A step from the time of its passes: host time once a step, and jitter."""
+        return (passes_s + self.own.step_s) * (1 + self.jitter(num_ranks))
+
+    def p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
+        """Seconds to hand one micro-batch from each stage to the next (the last to the first)."""
+        if mesh.pp == 1:
+            return (0.0,)
+        size = max(
+            boundary_bytes(run.layer, strategy, self.training, micro_batch)
+            for run in self.model.runs[:-1] or self.model.runs
+        )
+        link = self.topology.axis(mesh.dims(Axis.PP), num_ranks=mesh.num_ranks)
+        seconds = []
+        for stage in range(mesh.pp):
+            here, there = mesh.first_rank(stage), mesh.first_rank((stage + 1) % mesh.pp)
+            inside = self.topology.same_node(here, there)
+            level = link.levels[0] if inside else link.levels[-1]
+            rate = level.bytes_per_s * (self.own.gpu_link if inside else self.own.nic)
+            seconds.append(level.latency_s + size / rate)
+        return tuple(seconds)
+
+    def stage_pair(self, mesh: Mesh, stage: int, other: int) -> GroupLink:
+        """The link of pairs of ranks at the same place of two stages, all pairs active at once."""
+        here, there = (np.concatenate(mesh.stage_ranks(each)) for each in (stage, other))
+        return self.topology.groups(np.stack([here, there], axis=1))
+
+    def communicator_bytes(self, mesh: Mesh) -> int:
+        """Buffers of the communication library: one set per group that a rank takes part in."""
+        sizes = (mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.expert_tp)
+        return sum(size > 1 for size in sizes) * self.own.communicator_bytes
+
+    def gathered_bytes(self, strategy: Strategy, micro_batch: int) -> int:
+        """Whole activations that sequence parallelism gathers: one in use, one on its way."""
+        hidden = self.model.hidden
+        if not strategy.sequence_parallel or strategy.tp == 1 or hidden is None:
+            return 0
+        tokens = micro_batch * -(-self.training.seq_len // strategy.cp)
+        return 2 * tokens * hidden * self.training.param_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of the smallest device, less a margin of 64 MiB that no process can have."""
+        return self.cluster.least_memory_bytes - 64 * MIB

@@ -1,0 +1,339 @@
+"""Layout -> Estimate: step time and memory, split by cause and by stage, with intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from costmodel.collectives import collective_seconds
+from costmodel.layers import PassCost
+from costmodel.schedules import SCHEDULES
+from costmodel.simulate import peak_held, simulate
+from costmodel.work import CollectiveKind
+from profiles.model import Embedding, Head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from costmodel.context import CostContext, LayerStep
+    from costmodel.layout import LayerSpan, Layout
+    from profiles.model import Layer
+
+__all__ = ["Estimate", "MemoryBytes", "StageEstimate", "StepSplit", "estimate", "fit_limit"]
+
+COVERAGE = 0.9
+Z_COVERAGE = NormalDist().inv_cdf((1 + COVERAGE) / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSplit:
+    """Seconds of one step of one stage, by cause. Communication is what is exposed;
+    ``bubble_s`` is the wait for other stages, ``gradient_s`` the reduction of gradients and the
+    gathering of updated weights, ``overhead_s`` host time and jitter.
+    """
+
+    compute_s: float
+    recompute_s: float
+    tp_s: float
+    cp_s: float
+    ep_s: float
+    zero_s: float
+    p2p_s: float
+    bubble_s: float
+    gradient_s: float
+    optimizer_s: float
+    overhead_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All causes together: the step."""
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBytes:
+    """Peak bytes of one rank by kind.
+
+    ``activations`` are held between passes, ``working`` appears on top while a layer runs
+    (recomputed tensors, logits, gathered weights), ``buffers`` belong to communication.
+    ``reserved`` is the allocator's overhead, ``context`` what lies outside it.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    buffers: int
+    reserved: int
+    context: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What tensors need at the peak."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.working
+            + self.buffers
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator takes from the device."""
+        return self.allocated_bytes + self.reserved
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device shows as used."""
+        return self.reserved_bytes + self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """One stage: layers, time and memory."""
+
+    stage: int
+    num_layers: int
+    split: StepSplit
+    memory: MemoryBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a layout costs. ``split`` is that of the busiest stage."""
+
+    step_s: float
+    interval_s: tuple[float, float]
+    tokens_per_s_per_gpu: float
+    mfu: float
+    peak_mem_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_mem_interval_bytes: tuple[int, int]
+    fit_probability: float
+    fits: bool
+    split: StepSplit
+    stages: tuple[StageEstimate, ...]
+    knowledge: str
+    calibration: str
+    bubble: float
+
+
+def fit_limit(context: CostContext, min_fit: float) -> int:
+    """Greatest device total in bytes that fits with probability ``min_fit``."""
+    z = NormalDist().inv_cdf(min_fit)
+    return int(context.usable_bytes / math.exp(z * context.own.memory_sigma))
+
+
+def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> Estimate:
+    """Estimate a layout. Raises ValueError if the layout does not belong to the model."""
+    problems = layout.problems(context.model.num_layers)
+    if problems:
+        raise ValueError("; ".join(problems))
+    stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+    step_s = _step(context, layout, stages)
+    memory = _memory(context, layout, stages)
+    estimates = tuple(
+        StageEstimate(
+            stage=stage.number,
+            num_layers=stage.num_layers,
+            split=stage.split(step_s, context, layout),
+            memory=held,
+        )
+        for stage, held in zip(stages, memory, strict=True)
+    )
+    busiest = min(estimates, key=lambda each: each.split.bubble_s)
+    worst = max(memory, key=lambda each: each.device_bytes)
+    own, used = context.own, layout.mesh.num_ranks
+    probability = _fit_probability(worst.device_bytes, context)
+    spread, memory_spread = (
+        math.exp(Z_COVERAGE * sigma) for sigma in (own.step_time_sigma, own.memory_sigma)
+    )
+    total_flop = context.model_flop_per_sequence * context.training.global_batch
+    return Estimate(
+        step_s=step_s,
+        interval_s=(step_s / spread, step_s * spread),
+        tokens_per_s_per_gpu=context.training.tokens / step_s / used,
+        mfu=total_flop / (step_s * used * context.peak_flop_per_s),
+        peak_mem_bytes=worst.device_bytes,
+        allocated_bytes=worst.allocated_bytes,
+        reserved_bytes=worst.reserved_bytes,
+        peak_mem_interval_bytes=(
+            int(worst.device_bytes / memory_spread),
+            int(worst.device_bytes * memory_spread),
+        ),
+        fit_probability=probability,
+        fits=probability >= min_fit,
+        split=busiest.split,
+        stages=estimates,
+        knowledge=context.calibration.knowledge,
+        calibration=context.calibration.name,
+        bubble=busiest.split.bubble_s / step_s,
+    )
+
+
+def _fit_probability(device_bytes: int, context: CostContext) -> float:
+    margin = math.log(context.usable_bytes / device_bytes)
+    return NormalDist().cdf(margin / context.own.memory_sigma)
+
+
+class _Stage:
+    """One stage's layers with their costs, summed per chunk. Equal layers are costed once."""
+
+    def __init__(self, context: CostContext, layout: Layout, number: int) -> None:
+        self.number = number
+        self.chunks = _counted_steps(context, layout, number)
+        self.steps = [counted for chunk in self.chunks for counted in chunk]
+        self.num_layers = sum(count for _, count in self.steps)
+        self.forward = [_sum((s.forward, n) for s, n in chunk) for chunk in self.chunks]
+        self.backward = [_sum((s.backward, n) for s, n in chunk) for chunk in self.chunks]
+        self.host_s = context.own.micro_batch_s / 2
+        self.sends = _sends(context, layout, number)
+        self.optimizer_s = sum(s.states.optimizer_s * n for s, n in self.steps)
+        self.gradient_s = self._gradients(context) + self._tied(context, layout)
+
+    def durations(self) -> tuple[list[float], list[float]]:
+        """Seconds of one micro-batch's forward and backward on each chunk, host time included."""
+        forward, backward = (
+            [c.total_s + sent + self.host_s for c, sent in zip(costs, self.sends, strict=True)]
+            for costs in (self.forward, self.backward)
+        )
+        return forward, backward
+
+    def _gradients(self, context: CostContext) -> float:
+        """Reduction hides behind the last micro-batch's backward, all but the last layer's;
+        gathering behind the next step's first forward, all but the first layer's.
+        """
+        part = (self.num_layers - 1) / self.num_layers
+        windows = (self.backward, self.forward)
+        exposed = 0.0
+        for window, name in zip(windows, ("reduce_s", "gather_s"), strict=True):
+            traffic: float = sum(getattr(s.states, name) * n for s, n in self.steps)
+            behind = part * sum(cost.total_s for cost in window)
+            exposed += context.exposed(traffic * part, behind) + traffic * (1 - part)
+        return exposed
+
+    def _tied(self, context: CostContext, layout: Layout) -> float:
+        """A tied matrix on two stages: its gradient is summed over both once a step."""
+        last = layout.num_stages - 1
+        if not context.model.tied or last == 0 or self.number not in (0, last):
+            return 0.0
+        head = next(r.layer for r in context.model.runs if isinstance(r.layer, Head))
+        size = head.vocab * head.hidden // layout.mesh.tp * context.training.grad_dtype.bytes
+        link = context.stage_pair(layout.mesh, 0, last)
+        return collective_seconds(CollectiveKind.ALL_REDUCE, size, link, context.own)
+
+    def split(self, step_s: float, context: CostContext, layout: Layout) -> StepSplit:
+        """The step as this stage spends it; what is not busy is bubble."""
+        count = layout.num_microbatches
+        passes = _sum((cost, count) for cost in (*self.forward, *self.backward))
+        host = 2 * self.host_s * layout.num_chunks * count
+        jitter = context.jitter(layout.mesh.num_ranks)
+        overhead = host + context.own.step_s + step_s * jitter / (1 + jitter)
+        p2p = 2 * count * sum(self.sends)
+        busy = passes.total_s + p2p + overhead + self.gradient_s + self.optimizer_s
+        return StepSplit(
+            compute_s=passes.compute_s,
+            recompute_s=passes.recompute_s,
+            tp_s=passes.tp_s,
+            cp_s=passes.cp_s,
+            ep_s=passes.ep_s,
+            zero_s=passes.zero_s,
+            p2p_s=p2p,
+            bubble_s=max(0.0, step_s - busy),
+            gradient_s=self.gradient_s,
+            optimizer_s=self.optimizer_s,
+            overhead_s=overhead,
+        )
+
+
+def _sum(costs: Iterable[tuple[PassCost, int]]) -> PassCost:
+    total = PassCost()
+    for cost, count in costs:
+        total = total + cost * count
+    return total
+
+
+def _sends(context: CostContext, layout: Layout, stage: int) -> list[float]:
+    """Seconds for which each chunk's pass is held up by handing its result on.
+
+    The last virtual stage sends nothing forward. A backward is charged the same way, so both
+    passes over a boundary are paid by the stage before it.
+    """
+    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)[stage]
+    sends = [p2p * (1 - context.own.p2p_overlap)] * layout.num_chunks
+    if stage == layout.num_stages - 1:
+        sends[-1] = 0.0
+    return sends
+
+
+def _counted_steps(
+    context: CostContext, layout: Layout, stage: int
+) -> list[list[tuple[LayerStep, int]]]:
+    """For each chunk of a stage its distinct layer costs and how often each occurs."""
+    model, chunks = context.model, layout.stage_chunks(stage)
+    tied_here = model.tied and any(
+        isinstance(run.layer, Embedding)
+        for chunk in chunks
+        for run in model.runs_between(chunk.first, chunk.stop)
+    )
+
+    def step(layer: Layer, span: LayerSpan) -> LayerStep:
+        shares = tied_here and isinstance(layer, Head)
+        return context.layer(
+            layer, span.strategy, layout.micro_batch, layout.mesh, shares_embedding=shares
+        )
+
+    return [
+        [
+            (step(run.layer, span), run.count)
+            for span in chunk.spans
+            for run in model.runs_between(span.first, span.stop)
+        ]
+        for chunk in chunks
+    ]
+
+
+def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> float:
+    """The simulated step in seconds."""
+    durations = [stage.durations() for stage in stages]
+    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
+    timeline = simulate(
+        SCHEDULES[layout.schedule],
+        forward_s=[forward for forward, _ in durations],
+        backward_s=[backward for _, backward in durations],
+        delay_s=[seconds * context.own.p2p_overlap for seconds in p2p],
+        microbatches=layout.num_microbatches,
+    )
+    ends = [
+        end + stage.gradient_s + stage.optimizer_s
+        for end, stage in zip(timeline.stage_ends_s, stages, strict=True)
+    ]
+    return context.whole_step_s(max(ends), layout.mesh.num_ranks)
+
+
+def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[MemoryBytes]:
+    held = [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
+    peaks = peak_held(
+        SCHEDULES[layout.schedule], held_bytes=held, microbatches=layout.num_microbatches
+    )
+    gathered = max(context.gathered_bytes(s, layout.micro_batch) for s in layout.strategies)
+    outside = context.own.context_bytes + context.communicator_bytes(layout.mesh)
+    found = []
+    for stage, activations in zip(stages, peaks, strict=True):
+        parts = {
+            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps),
+            "gradients": sum(s.states.gradient_bytes * n for s, n in stage.steps),
+            "optimizer": sum(s.states.optimizer_bytes * n for s, n in stage.steps),
+            "activations": activations,
+            "working": max(s.transient_bytes for s, _ in stage.steps),
+            "buffers": gathered,
+        }
+        reserved = int(context.own.reserve * sum(parts.values()))
+        found.append(MemoryBytes(**parts, reserved=reserved, context=outside))
+    return found

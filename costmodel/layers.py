@@ -1,0 +1,233 @@
+"""A layer under a strategy -> its cost: seconds by cause for each pass, bytes by kind.
+
+This is where operators meet the device and the links. Costs stay split; totals are properties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from costmodel.blocks import block_operators
+from costmodel.collectives import collective_seconds
+from costmodel.layout import NO_RECOMPUTE, RecomputeKind
+from costmodel.operators import Shard, padded_vocab
+from costmodel.otherlayers import other_operators
+from costmodel.work import Collective, Group
+from profiles.model import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from costmodel.compute import DeviceModel
+    from costmodel.layout import Strategy
+    from costmodel.operators import Operator
+    from costmodel.work import Work
+    from profiles.model import Layer
+    from profiles.topology import GroupLink
+    from profiles.training import TrainingSpec
+
+__all__ = [
+    "LayerCost",
+    "PassCost",
+    "boundary_bytes",
+    "layer_cost",
+    "layer_operators",
+    "rank_parameters",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of one pass of one micro-batch, by cause; communication is what is exposed."""
+
+    compute_s: float = 0.0
+    recompute_s: float = 0.0
+    tp_s: float = 0.0
+    cp_s: float = 0.0
+    ep_s: float = 0.0
+    zero_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All causes together."""
+        return self.compute_s + self.recompute_s + self.tp_s + self.cp_s + self.ep_s + self.zero_s
+
+    def __add__(self, other: PassCost) -> PassCost:
+        return PassCost(
+            self.compute_s + other.compute_s,
+            self.recompute_s + other.recompute_s,
+            self.tp_s + other.tp_s,
+            self.cp_s + other.cp_s,
+            self.ep_s + other.ep_s,
+            self.zero_s + other.zero_s,
+        )
+
+    def __mul__(self, count: float) -> PassCost:
+        return PassCost(*(getattr(self, field.name) * count for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One layer on one rank for one micro-batch.
+
+    ``saved_bytes`` are held from forward to backward, ``transient_bytes`` appear on top while its
+    backward runs (recomputed tensors, logits). Parameters are elements on this rank before ZeRO
+    divides them; ``expert_params`` are replicated over fewer ranks than ``dense_params``.
+    """
+
+    forward: PassCost
+    backward: PassCost
+    saved_bytes: int
+    transient_bytes: int
+    dense_params: int
+    expert_params: int
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward."""
+        return self.forward.total_s + self.backward.total_s
+
+
+def layer_operators(
+    layer: Layer, strategy: Strategy, training: TrainingSpec, micro_batch: int
+) -> tuple[Operator, ...]:
+    """Operators of one layer in forward order, per rank and micro-batch."""
+    shard = Shard(strategy=strategy, training=training, micro_batch=micro_batch)
+    if isinstance(layer, Block):
+        return block_operators(layer, shard)
+    return other_operators(layer, shard)
+
+
+def layer_cost(
+    layer: Layer,
+    strategy: Strategy,
+    training: TrainingSpec,
+    micro_batch: int,
+    *,
+    device: DeviceModel,
+    links: Mapping[Group, GroupLink],
+    shares_embedding: bool = False,
+) -> LayerCost:
+    """Cost of one layer under a strategy, without what ZeRO adds (see ``costmodel.sharding``)."""
+    operators = layer_operators(layer, strategy, training, micro_batch)
+    recompute = strategy.recompute if isinstance(layer, Block) else NO_RECOMPUTE
+    timer = _Timer(device, links)
+    forward = timer.sum(operators, "forward")
+    backward = timer.sum(operators, "backward_input") + timer.sum(operators, "backward_weight")
+    saved = sum(tensor.bytes for operator in operators for tensor in operator.saved)
+    transient = max((operator.transient_bytes for operator in operators), default=0)
+    if recompute.kind is RecomputeKind.FULL:
+        again = forward
+        kept = boundary_bytes(layer, strategy, training, micro_batch)
+    else:
+        modules = set(recompute.modules)
+        again = timer.sum([o for o in operators if o.module in modules], "forward")
+        kept = sum(t.bytes for o in operators for t in o.saved if t.dropped_by not in modules)
+    dense, expert = rank_parameters(layer, strategy, shares_embedding=shares_embedding)
+    return LayerCost(
+        forward=forward,
+        backward=backward + _as_recompute(again),
+        saved_bytes=kept,
+        transient_bytes=saved - kept + transient,
+        dense_params=dense,
+        expert_params=expert,
+    )
+
+
+def _as_recompute(cost: PassCost) -> PassCost:
+    """Computing a pass again: its arithmetic is recomputation, its communication stays named."""
+    return PassCost(0.0, cost.compute_s, cost.tp_s, cost.cp_s, cost.ep_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    device: DeviceModel
+    links: Mapping[Group, GroupLink]
+
+    def sum(self, operators: Iterable[Operator], phase: str) -> PassCost:
+        total = PassCost()
+        for operator in operators:
+            works: tuple[Work, ...] = getattr(operator, phase)
+            if works:
+                total = total + self._operator(works, operator.module)
+        return total
+
+    def _operator(self, works: tuple[Work, ...], module: str) -> PassCost:
+        """Communication hides behind its own operator's compute: T3's
+        T = T_compute + T_collective - overlap * min(T_compute, T_collective), and what hides
+        slows the compute down by a stated part.
+        """
+        own = self.device.efficiencies
+        compute = sum(self.device.seconds(w) for w in works if not isinstance(w, Collective))
+        if module == "experts":
+            compute *= own.moe_imbalance
+        exposed: dict[Group, float] = {Group.TP: 0.0, Group.CP: 0.0, Group.EP: 0.0}
+        for work in works:
+            if isinstance(work, Collective):
+                axis: Group = Group.EP if work.group is Group.EXPERT_TP else work.group
+                link = self.links[work.group]
+                exposed[axis] += collective_seconds(work.kind, work.bytes, link, own)
+        overlaps = {Group.TP: own.tp_overlap, Group.CP: own.cp_overlap, Group.EP: own.ep_overlap}
+        for axis, overlap in overlaps.items():
+            hidden = overlap * min(compute, exposed[axis])
+            exposed[axis] -= hidden * (1 - own.overlap_slowdown)
+        return PassCost(
+            compute_s=compute,
+            tp_s=exposed[Group.TP],
+            cp_s=exposed[Group.CP],
+            ep_s=exposed[Group.EP],
+        )
+
+
+def boundary_bytes(
+    layer: Layer, strategy: Strategy, training: TrainingSpec, micro_batch: int
+) -> int:
+    """Bytes of a layer's output on one rank: what the next stage receives."""
+    if isinstance(layer, CustomLayer):
+        return layer.output_bytes * micro_batch
+    if isinstance(layer, Block | Embedding | Head):
+        shard = Shard(strategy=strategy, training=training, micro_batch=micro_batch)
+        return shard.sp_tokens * layer.hidden * training.param_bytes
+    return _generic_output(layer, training, micro_batch)
+
+
+def _generic_output(layer: Layer, training: TrainingSpec, micro_batch: int) -> int:
+
+    if isinstance(layer, Linear):
+        elements = (layer.tokens or training.seq_len) * layer.out_features
+    elif isinstance(layer, Conv2d):
+        elements = layer.output_pixels * layer.out_channels
+    else:
+        assert isinstance(layer, Table)
+        elements = layer.lookups * layer.dim
+    return micro_batch * elements * training.param_bytes
+
+
+def rank_parameters(
+    layer: Layer, strategy: Strategy, *, shares_embedding: bool = False
+) -> tuple[int, int]:
+    """(dense, expert) parameter elements that tensor and expert parallelism leave to one rank.
+
+    ``shares_embedding``: the head stands on the embedding's stage, so a tied matrix is there once.
+    """
+    dense = expert = 0
+    tp = strategy.tp
+    for parameter in layer.parameters():
+        if shares_embedding and isinstance(layer, Head) and parameter.name == "projection":
+            continue
+        match parameter.split:
+            case Split.EXPERT:
+                local = -(-parameter.shape[0] // strategy.ep)
+                expert += parameter.count // parameter.shape[0] * local // strategy.expert_tp
+            case Split.VOCAB:
+                rows = padded_vocab(parameter.shape[0], tp) if tp > 1 else parameter.shape[0]
+                dense += parameter.count // parameter.shape[0] * rows // tp
+            case Split.COLUMN | Split.ROW:
+                dense += -(-parameter.count // tp)
+            case Split.KV:
+                heads = layer.attention.kv_heads if isinstance(layer, Block) else tp
+                dense += parameter.count // heads * -(-heads // tp)
+            case Split.REPLICATED:
+                dense += parameter.count
+    return dense, expert

@@ -1,0 +1,288 @@
+"""Layout: the value that is costed, planned, exported and executed.
+
+A *strategy* says how one layer is split, a *chunk* which consecutive layers one stage holds under
+which strategies, a *mesh* how ranks are numbered. A layout is all of these, without any cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from profiles.topology import Dims
+
+__all__ = [
+    "NO_RECOMPUTE",
+    "Axis",
+    "Chunk",
+    "LayerSpan",
+    "Layout",
+    "Mesh",
+    "Recompute",
+    "RecomputeKind",
+    "Strategy",
+    "describe_ranks",
+]
+
+
+class Axis(StrEnum):
+    """An axis of the mesh of ranks."""
+
+    TP = "tp"
+    CP = "cp"
+    EP = "ep"
+    DP = "dp"
+    PP = "pp"
+
+
+class RecomputeKind(StrEnum):
+    """What the backward pass computes anew instead of keeping."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Recomputation of one layer; ``modules`` only for the selective kind, sorted.
+
+    Modules: ``core_attn`` (scores to context), ``layernorm``, ``mlp`` and ``moe_act``.
+    """
+
+    kind: RecomputeKind
+    modules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"selective({'+'.join(self.modules)})" if self.modules else self.kind.value
+
+
+NO_RECOMPUTE = Recompute(RecomputeKind.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How one layer is split over the ranks of its stage.
+
+    Attention and dense layers use tp x cp x dp ranks; experts divide the same ranks into
+    expert_tp x ep x (the rest). ``zero`` is the ZeRO stage of the layer; its states are sharded
+    over ``shard_group`` of the dp x cp ranks and replicated beyond (HSDP). Stage 3 gathers a
+    layer's weights for every pass of every micro-batch and frees them after it.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
+    dp: int = 1
+    zero: int = 0
+    shard_group: int = 1
+    sequence_parallel: bool = False
+    recompute: Recompute = NO_RECOMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """Layers ``first`` .. ``stop - 1`` (positions in the model's chain) under one strategy."""
+
+    first: int
+    stop: int
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The consecutive layers that ``stage`` holds as its ``chunk``-th share."""
+
+    stage: int
+    chunk: int
+    spans: tuple[LayerSpan, ...]
+
+    @property
+    def first(self) -> int:
+        """Position of the first layer."""
+        return self.spans[0].first
+
+    @property
+    def stop(self) -> int:
+        """Position after the last layer."""
+        return self.spans[-1].stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """How ranks are numbered: sizes of the axes and their order, fastest first.
+
+    Experts divide the ranks of a stage anew, in the order expert_tp, ep, the rest (as in
+    Megatron), so ``ep`` in ``order`` only marks that place.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
+    order: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the whole mesh."""
+        return self.stage_size * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert shard."""
+        return self.stage_size // (self.ep * self.expert_tp)
+
+    @cached_property
+    def _strides(self) -> dict[Axis, int]:
+        strides: dict[Axis, int] = {}
+        stride = 1
+        for axis in self.order:
+            if axis is Axis.EP:
+                continue
+            strides[axis] = stride
+            stride *= self._size(axis)
+        return strides
+
+    def _size(self, axis: Axis) -> int:
+        return {Axis.TP: self.tp, Axis.CP: self.cp, Axis.DP: self.dp, Axis.PP: self.pp}[axis]
+
+    def dims(self, *axes: Axis) -> Dims:
+        """(size, stride) of the groups over ``axes`` together, fastest first, ones left out."""
+        pairs = [(self._strides[axis], self._size(axis)) for axis in axes]
+        return tuple((size, stride) for stride, size in sorted(pairs) if size > 1)
+
+    @property
+    def gradient_dims(self) -> Dims:
+        """Groups that hold the same dense weights: dp x cp."""
+        return self.dims(Axis.CP, Axis.DP)
+
+    def shard_dims(self, shard_group: int) -> Dims:
+        """The first ``shard_group`` ranks of each gradient group, fastest axes first."""
+        return _inner(self.gradient_dims, shard_group)
+
+    def replica_dims(self, shard_group: int) -> Dims:
+        """Ranks that hold the same shard when states are sharded over ``shard_group``."""
+        return _outer(self.gradient_dims, shard_group)
+
+    @property
+    def _local_dims(self) -> Dims:
+        return self.dims(Axis.TP, Axis.CP, Axis.DP)
+
+    @property
+    def expert_tp_dims(self) -> Dims:
+        """Groups that split one expert."""
+        return _inner(self._local_dims, self.expert_tp)
+
+    @property
+    def ep_dims(self) -> Dims:
+        """Groups that exchange tokens."""
+        return _inner(_outer(self._local_dims, self.expert_tp), self.ep)
+
+    @property
+    def expert_gradient_dims(self) -> Dims:
+        """Groups that hold the same expert weights."""
+        return _outer(self._local_dims, self.expert_tp * self.ep)
+
+    def stage_ranks(self, stage: int) -> tuple[range, ...]:
+        """Ranks of a stage as ranges of consecutive ranks."""
+        block = self._strides[Axis.PP]
+        starts = range(stage * block, self.num_ranks, block * self.pp)
+        return tuple(range(start, start + block) for start in starts)
+
+    def first_rank(self, stage: int) -> int:
+        """The lowest rank of a stage."""
+        return stage * self._strides[Axis.PP]
+
+
+def describe_ranks(ranges: tuple[range, ...]) -> str:
+    """``0-7,32-39`` for two ranges."""
+    return ",".join(
+        f"{ranks.start}-{ranks.stop - 1}" if len(ranks) > 1 else str(ranks.start)
+        for ranks in ranges
+    )
+
+
+def _inner(dims: Dims, count: int) -> Dims:
+    """The fastest part of ``dims`` that holds ``count`` ranks."""
+    taken: list[tuple[int, int]] = []
+    for size, stride in dims:
+        part = min(size, count)
+        if part > 1:
+            taken.append((part, stride))
+        count //= part
+    return tuple(taken)
+
+
+def _outer(dims: Dims, count: int) -> Dims:
+    """What ``dims`` spans beyond its fastest ``count`` ranks."""
+    rest: list[tuple[int, int]] = []
+    for size, stride in dims:
+        skipped = min(size, count)
+        if size // skipped > 1:
+            rest.append((size // skipped, stride * skipped))
+        count //= skipped
+    return tuple(rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All choices. ``chunks`` stand in model order; chunk c of stage s is number c * stages + s
+    for every schedule but the V-shaped ones.
+    """
+
+    mesh: Mesh
+    schedule: str
+    num_chunks: int
+    micro_batch: int
+    num_microbatches: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return self.mesh.pp
+
+    @cached_property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Distinct strategies in model order."""
+        spans = (span for chunk in self.chunks for span in chunk.spans)
+        return tuple(dict.fromkeys(span.strategy for span in spans))
+
+    def stage_chunks(self, stage: int) -> tuple[Chunk, ...]:
+        """The chunks of a stage in chunk order."""
+        return tuple(chunk for chunk in self.chunks if chunk.stage == stage)
+
+    def problems(self, num_layers: int) -> list[str]:
+        """What is inconsistent in this layout for a model of ``num_layers``; empty if sound."""
+        found = []
+        spans = [span for chunk in self.chunks for span in chunk.spans]
+        if [span.first for span in spans[:1]] != [0] or spans[-1].stop != num_layers:
+            found.append(f"chunks must cover all {num_layers} layers of the model")
+        found += [
+            f"layers {before.stop} to {after.first} are missing or twice"
+            for before, after in pairwise(spans)
+            if before.stop != after.first
+        ]
+        places = sorted((chunk.stage, chunk.chunk) for chunk in self.chunks)
+        wanted = [(s, c) for s in range(self.num_stages) for c in range(self.num_chunks)]
+        if places != wanted:
+            found.append(f"every one of {len(wanted)} (stage, chunk) places needs its layers")
+        degrees = ("tp", "cp", "ep", "expert_tp", "dp")
+        for strategy in self.strategies:
+            for name in degrees:
+                if getattr(strategy, name) != getattr(self.mesh, name):
+                    got, want = getattr(strategy, name), getattr(self.mesh, name)
+                    found.append(f"{name} {got} of a strategy differs from the mesh's {want}")
+        return found

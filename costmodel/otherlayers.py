@@ -1,0 +1,147 @@
+"""The operators of layers that are not transformer blocks: embedding, head with loss, generic
+ones from a model file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from costmodel.operators import (
+    Operator,
+    Saved,
+    gemm,
+    padded_vocab,
+    stream_operator,
+)
+from costmodel.work import Gemm, Stream
+from profiles.model import Conv2d, CustomLayer, Embedding, Head, Linear, Norm, Table
+
+if TYPE_CHECKING:
+    from costmodel.operators import Shard
+    from costmodel.work import Work
+
+__all__ = ["other_operators"]
+
+TOKEN_BYTES = 8  # int64 indices
+
+
+def other_operators(
+    layer: Embedding | Head | Linear | Conv2d | Table | CustomLayer, shard: Shard
+) -> tuple[Operator, ...]:
+    """Operators of one layer in forward order."""
+    match layer:
+        case Embedding():
+            return _embedding(layer, shard)
+        case Head():
+            return _head(layer, shard)
+        case Linear():
+            return (_linear(layer, shard),)
+        case Conv2d():
+            return (_conv2d(layer, shard),)
+        case Table():
+            return (_table(layer, shard),)
+        case CustomLayer():
+            return (_custom(layer, shard),)
+        case _:
+            assert_never(layer)
+
+
+def _embedding(layer: Embedding, shard: Shard) -> tuple[Operator, ...]:
+    """Look-up, vocabulary-parallel: partial rows are summed over tp; learned positions added."""
+    elements = shard.tokens * layer.hidden
+    size = elements * shard.element
+    mask = (Saved("embedding dropout mask", shard.sp_tokens * layer.hidden),)
+    leave = shard.leave_tp(layer.hidden)
+    adds = 2 if layer.positions else 0
+    return (
+        Operator(
+            name="embedding",
+            forward=(Stream((2 + adds) * size, 1 + adds // 2), *leave.forward),
+            backward_input=leave.backward,
+            backward_weight=(Stream(3 * size),),
+            saved=(
+                Saved("token indices", TOKEN_BYTES * shard.tokens),
+                *(mask if layer.dropout else ()),
+            ),
+        ),
+    )
+
+
+def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
+    """Final norm, projection to the vocabulary, cross entropy in fp32.
+
+    The loss keeps the softmax in fp32 (4 bytes a logit); while it runs, the logits and their
+    gradient live beside it in the activation type.
+    """
+    vocab = padded_vocab(layer.vocab, shard.tp) // shard.tp
+    logits = shard.tokens * vocab
+    elements = shard.sp_tokens * layer.hidden
+    operators = []
+    if layer.norm is not Norm.NONE:
+        saved = Saved("final_norm input", elements * shard.element)
+        operators.append(stream_operator("final_norm", elements, shard, saved=(saved,)))
+    operators.append(
+        gemm(
+            "logits",
+            (shard.tokens, vocab, layer.hidden),
+            block=False,
+            saved=(Saved("logits input", elements * shard.element),),
+            enter=shard.enter_tp(layer.hidden),
+        )
+    )
+    fp32 = 4 * logits
+    operators.append(
+        Operator(
+            name="loss",
+            forward=(Stream(logits * shard.element + 3 * fp32, 3),),
+            backward_input=(Stream(fp32 + logits * shard.element, 1),),
+            saved=(Saved("softmax of logits", fp32),),
+            transient_bytes=2 * logits * shard.element,
+        )
+    )
+    return tuple(operators)
+
+
+def _linear(layer: Linear, shard: Shard) -> Operator:
+    rows = shard.micro_batch * (layer.tokens or shard.seq)
+    out = -(-layer.out_features // shard.tp)
+    saved = Saved("input", rows * layer.in_features * shard.element)
+    return gemm("linear", (rows, out, layer.in_features), saved=(saved,))
+
+
+def _conv2d(layer: Conv2d, shard: Shard) -> Operator:
+    """A convolution as its implicit GEMM; the input image is kept, not the unfolded one."""
+    rows = shard.micro_batch * layer.output_pixels
+    out = -(-layer.out_channels // shard.tp)
+    inner = layer.in_channels * layer.kernel**2
+    pixels = shard.micro_batch * layer.height * layer.width
+    saved = Saved("input", pixels * layer.in_channels * shard.element)
+    return gemm("conv2d", (rows, out, inner), saved=(saved,))
+
+
+def _table(layer: Table, shard: Shard) -> Operator:
+    lookups = shard.micro_batch * layer.lookups
+    size = lookups * layer.dim * shard.element
+    return Operator(
+        name="table",
+        forward=(Stream(2 * size),),
+        backward_weight=(Stream(3 * size),),
+        saved=(Saved("indices", TOKEN_BYTES * lookups),),
+    )
+
+
+def _custom(layer: CustomLayer, shard: Shard) -> Operator:
+    """FLOP as one square-ish GEMM per sample, traffic as a stream; backward twice the forward."""
+    split = shard.tp if layer.splits else 1
+    flop = layer.forward_flop * shard.micro_batch // split
+    traffic = layer.forward_bytes * shard.micro_batch // split
+    side = max(1, round((flop / 2) ** (1 / 3)))
+    product = Gemm(side, side, max(1, flop // (2 * side * side)))
+    works: tuple[Work, ...] = (product, Stream(traffic)) if flop else (Stream(traffic),)
+    return Operator(
+        name="custom",
+        forward=works,
+        backward_input=works,
+        backward_weight=works,
+        saved=(Saved("saved", layer.saved_bytes * shard.micro_batch),),
+    )

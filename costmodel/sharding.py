@@ -1,0 +1,128 @@
+"""What ZeRO makes of a layer: state bytes per rank, communication per micro-batch and per step.
+
+Stages 0 and 1 accumulate whole gradients and reduce them once a step (0: all-reduce; 1:
+reduce-scatter, then all-gather of the updated weights). Stage 2 keeps gradients sharded, so it
+reduce-scatters them in every micro-batch. Stage 3 gathers the weights of each layer for every
+pass of every micro-batch, frees them after it, and reduce-scatters gradients like stage 2.
+Sharding inside a group smaller than the replicas (HSDP) adds one all-reduce of the shard a step.
+Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from costmodel.collectives import collective_seconds
+from costmodel.work import CollectiveKind
+
+if TYPE_CHECKING:
+    from costmodel.compute import DeviceModel
+    from costmodel.layers import LayerCost
+    from profiles.topology import GroupLink
+    from profiles.training import TrainingSpec
+
+__all__ = ["Replicas", "StateCost", "state_cost"]
+
+GRADIENTS_ONLY, WEIGHTS_TOO = 2, 3
+BYTES_PER_MASTER_PASS = 2  # each state is read and written once
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks that hold the same weights: their shard group, and the groups across shards."""
+
+    shard: GroupLink
+    across: GroupLink
+
+    @property
+    def size(self) -> int:
+        """All replicas."""
+        return self.shard.size * self.across.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCost:
+    """States of one layer on one rank, and the seconds that keeping them in step takes.
+
+    ``forward_comm_s`` and ``backward_comm_s`` are per micro-batch, ``reduce_s`` and ``gather_s``
+    per step, all before any overlap. ``working_bytes`` live while the layer runs (gathered
+    weights, unsharded gradients).
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    working_bytes: int
+    forward_comm_s: float
+    backward_comm_s: float
+    reduce_s: float
+    gather_s: float
+    optimizer_s: float
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays on the rank all the time."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def state_cost(
+    cost: LayerCost,
+    zero: int,
+    training: TrainingSpec,
+    *,
+    dense: Replicas,
+    expert: Replicas,
+    device: DeviceModel,
+) -> StateCost:
+    """States and communication of one layer under a ZeRO stage."""
+    parts = [
+        _part(cost.dense_params, zero, training, dense, device),
+        _part(cost.expert_params, zero, training, expert, device),
+    ]
+    names = StateCost.__dataclass_fields__
+    return StateCost(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def _part(
+    params: int, zero: int, training: TrainingSpec, replicas: Replicas, device: DeviceModel
+) -> StateCost:
+    weight = params * training.param_bytes
+    gradient = params * training.grad_dtype.bytes
+    shards = replicas.shard.size
+    own = device.efficiencies
+
+    def seconds(kind: CollectiveKind, size: int, link: GroupLink) -> float:
+        return collective_seconds(kind, size, link, own)
+
+    gather = seconds(CollectiveKind.ALL_GATHER, weight, replicas.shard)
+    scatter = seconds(CollectiveKind.REDUCE_SCATTER, gradient, replicas.shard)
+    across = seconds(CollectiveKind.ALL_REDUCE, gradient // shards, replicas.across)
+    owned = -(-params // shards) if zero else params
+    if zero == 0:
+        once = seconds(CollectiveKind.ALL_REDUCE, gradient, replicas.shard) + across
+    else:
+        once = across + (scatter if zero < GRADIENTS_ONLY else 0.0)
+    working = weight * 2 if zero == WEIGHTS_TOO else 0
+    if zero >= GRADIENTS_ONLY and shards > 1:
+        working += gradient
+    return StateCost(
+        parameter_bytes=-(-weight // shards) if zero == WEIGHTS_TOO else weight,
+        gradient_bytes=-(-gradient // shards) if zero >= GRADIENTS_ONLY else gradient,
+        optimizer_bytes=owned * training.optimizer_bytes,
+        working_bytes=working if shards > 1 else 0,
+        forward_comm_s=gather if zero == WEIGHTS_TOO else 0.0,
+        backward_comm_s=(gather if zero == WEIGHTS_TOO else 0.0)
+        + (scatter if zero >= GRADIENTS_ONLY else 0.0),
+        reduce_s=once,
+        gather_s=gather if 1 <= zero < WEIGHTS_TOO else 0.0,
+        optimizer_s=device.stream_seconds(owned * optimizer_traffic(training)),
+    )
+
+
+def optimizer_traffic(training: TrainingSpec) -> int:
+    """Bytes moved per owned parameter: states read and written, the gradient read twice (norm,
+    update), the weight written.
+    """
+    states = BYTES_PER_MASTER_PASS * training.optimizer_bytes
+    return states + 2 * training.grad_dtype.bytes + training.param_bytes

@@ -1,0 +1,319 @@
+"""From a candidate to the solver's problem, and from the solver's answer to a layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from costmodel.estimate import fit_limit
+from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
+from costmodel.schedules import SCHEDULES
+from planner.launchers import Mixing
+from planner.problem import SearchProblem
+from profiles.model import Block, Embedding, Head
+
+if TYPE_CHECKING:
+    from costmodel.context import CostContext, LayerStep
+    from costmodel.layout import Recompute, Strategy
+    from planner.problem import Solution
+    from planner.space import Candidate
+    from profiles.model import Layer
+
+__all__ = ["CandidateProblem", "build_layout"]
+
+NANO = 10**9
+# Recomputed layers stand first in their chunk, as Megatron's "block" method has it.
+ORDER_OF_KINDS = {RecomputeKind.FULL: 0, RecomputeKind.SELECTIVE: 1, RecomputeKind.NONE: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateProblem:
+    """A candidate with its costs. ``spare_bytes`` is kept free on every stage beyond the fit."""
+
+    context: CostContext
+    candidate: Candidate
+    min_fit: float
+    spare_bytes: int = 0
+
+    @cached_property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """One per recomputation of the family."""
+        return tuple(self.candidate.strategy(option) for option in self.candidate.recomputes)
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of one replica in a step."""
+        degrees = self.candidate.degrees
+        return self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
+
+    @cached_property
+    def classes(self) -> tuple[Layer, ...]:
+        """Distinct layers of the model in order."""
+        return tuple(dict.fromkeys(run.layer for run in self.context.model.runs))
+
+    @cached_property
+    def chain(self) -> tuple[int, ...]:
+        """Class of each layer."""
+        number = {layer: c for c, layer in enumerate(self.classes)}
+        return tuple(
+            number[run.layer] for run in self.context.model.runs for _ in range(run.count)
+        )
+
+    @property
+    def has_unequal_blocks(self) -> bool:
+        """Whether blocks differ, so that a stage's share depends on where its chunks lie."""
+        return sum(isinstance(layer, Block) for layer in self.classes) > 1
+
+    def step(self, c: int, j: int) -> LayerStep:
+        """Cost of one layer of class ``c`` under strategy ``j``."""
+        layer, degrees = self.classes[c], self.candidate.degrees
+        shares = degrees.pp == 1 and isinstance(layer, Head) and layer.tied
+        shares = shares and any(isinstance(each, Embedding) for each in self.classes)
+        return self.context.layer(
+            layer,
+            self.strategies[j],
+            degrees.micro_batch,
+            self.candidate.mesh,
+            shares_embedding=shares,
+        )
+
+    def allowed(self, c: int) -> tuple[int, ...]:
+        """Only blocks can be recomputed; the first strategy stands for "as is" elsewhere."""
+        return tuple(range(len(self.strategies))) if isinstance(self.classes[c], Block) else (0,)
+
+    def once_s(self, c: int) -> float:
+        """Least seconds a step that a layer of class ``c`` adds beside its passes: the optimizer,
+        and gradient traffic that cannot hide behind its own passes.
+        """
+        step, exposed = self.step(c, 0), self.context.exposed
+        states = step.states
+        behind = max(self.step(c, j).backward.total_s for j in self.allowed(c))
+        traffic = exposed(states.reduce_s, behind) + exposed(
+            states.gather_s, step.forward.total_s
+        )
+        return states.optimizer_s + traffic
+
+    @cached_property
+    def once_per_batch_ns(self) -> int:
+        """What all layers add once a step, divided over the micro-batches."""
+        return sum(self._once_ns[c] for c in self.chain)
+
+    @cached_property
+    def _once_ns(self) -> tuple[int, ...]:
+        scale = NANO / self.microbatches
+        return tuple(int(self.once_s(c) * scale) for c in range(len(self.classes)))
+
+    @cached_property
+    def time_ns(self) -> tuple[tuple[int, ...], ...]:
+        """Both passes of one micro-batch and the layer's share of what happens once a step."""
+        return tuple(
+            tuple(
+                self._pass_ns(c, j) + self._once_ns[c] for j in range(len(self.strategies))
+            )
+            for c in range(len(self.classes))
+        )
+
+    def _pass_ns(self, c: int, j: int) -> int:
+        step = self.step(c, j)
+        return int((step.forward.total_s + step.backward.total_s) * NANO)
+
+    @cached_property
+    def stage_ns(self) -> tuple[int, ...]:
+        """Host time and hand-over of each stage for one micro-batch."""
+        degrees, own = self.candidate.degrees, self.context.own
+        p2p = self.context.p2p_s(
+            self.candidate.mesh, self.strategies[0], degrees.micro_batch
+        )
+        blocked = 2 * (1 - own.p2p_overlap)
+        sends = [degrees.chunks * blocked * seconds for seconds in p2p]
+        sends[-1] -= blocked * p2p[-1]
+        return tuple(int((s + degrees.chunks * own.micro_batch_s) * NANO) for s in sends)
+
+    @cached_property
+    def allocated_limit(self) -> int:
+        """Bytes that tensors of one rank may take so that the layout fits."""
+        own, candidate = self.context.own, self.candidate
+        outside = own.context_bytes + self.context.communicator_bytes(candidate.mesh)
+        gathered = self.context.gathered_bytes(
+            self.strategies[0], candidate.degrees.micro_batch
+        )
+        reserved = fit_limit(self.context, self.min_fit) - outside
+        return int(reserved / (1 + own.reserve)) - gathered - self.spare_bytes
+
+    @cached_property
+    def problem(self) -> SearchProblem:
+        """The solver's input."""
+        degrees = self.candidate.degrees
+        stages, microbatches = degrees.pp, self.microbatches
+        in_flight = SCHEDULES[degrees.schedule].in_flight
+        flights = [
+            in_flight(stages, degrees.chunks, microbatches, stage) for stage in range(stages)
+        ]
+        every = range(len(self.strategies))
+        steps = [[self.step(c, j) for j in every] for c in range(len(self.classes))]
+        memory = {
+            flight: tuple(
+                tuple(
+                    step.states.resident_bytes + math.ceil(step.saved_bytes * flight)
+                    for step in row
+                )
+                for row in steps
+            )
+            for flight in set(flights)
+        }
+        return SearchProblem(
+            chain=self.chain,
+            num_stages=stages,
+            repeats=microbatches * degrees.chunks,
+            time_ns=self.time_ns,
+            memory=tuple(memory[flight] for flight in flights),
+            working=tuple(tuple(step.transient_bytes for step in row) for row in steps),
+            limit=(self.allocated_limit,) * stages,
+            allowed=tuple(self.allowed(c) for c in range(len(self.classes))),
+            stage_ns=self.stage_ns,
+        )
+
+    def bound_s(self, sums_ns: int, greatest_ns: int) -> float:
+        """A step time that no schedule of stages with this sum and maximum can beat.
+
+        The busiest stage works m times; a pipeline with flush also fills and drains. For 1F1B
+        with m > p, averaging over the stages k the path "earlier stages once, k m times, and k's
+        wait for later stages" gives (m + p - 1) / p times the sum for any division of the work,
+        and (m + (p - 1) / v) / p for v chunks; with 1 < m <= p only the path into stage k is
+        certain, whose least value over all divisions is sum / (1 - (1 - 1/m)^p).
+        """
+        degrees, m = self.candidate.degrees, self.microbatches
+        p, v = degrees.pp, degrees.chunks
+        passes = sums_ns - self.once_per_batch_ns
+        if degrees.schedule == "1f1b" and 1 < m <= p:
+            filled = passes / (1 - (1 - 1 / m) ** p)
+        else:
+            filled = (m + (p - 1) / v) * passes / p
+        busiest = m * sums_ns / p if self.has_unequal_blocks and v > 1 else m * greatest_ns
+        return self.context.whole_step_s(
+            max(filled, busiest) / NANO, self.candidate.mesh.num_ranks
+        )
+
+    def option(self, c: int, j: int) -> Recompute:
+        """Recomputation that strategy ``j`` means for a layer of class ``c``."""
+        is_block = isinstance(self.classes[c], Block)
+        return self.candidate.recomputes[j] if is_block else NO_RECOMPUTE
+
+    @cached_property
+    def least_bound_s(self) -> float:
+        """The bound if the fastest strategies fitted and stages were equal."""
+        problem = self.problem
+        sums = problem.least_time_ns[-1] + sum(self.stage_ns)
+        fastest = (min(self.time_ns[c][j] for j in self.allowed(c)) for c in range(len(self.classes)))
+        return self.bound_s(sums, max(*fastest, -(-sums // problem.num_stages), 0))
+
+
+def build_layout(problem: CandidateProblem, solution: Solution, mixing: Mixing) -> Layout:
+    """The layout of a solver's answer."""
+    candidate = problem.candidate
+    degrees = candidate.degrees
+    chunks = _contiguous(problem, solution) if degrees.chunks == 1 else _spread(problem, solution)
+    if mixing is Mixing.FIRST_OF_CHUNK:
+        chunks = _alike(problem, chunks)
+    strategies = dict(zip(candidate.recomputes, problem.strategies, strict=True))
+    strategies.setdefault(NO_RECOMPUTE, candidate.strategy())
+    placed, first = [], 0
+    for virtual, options in enumerate(chunks):
+        chunk, stage = divmod(virtual, degrees.pp)
+        spans = []
+        for option, group in groupby(options):
+            stop = first + len(list(group))
+            spans.append(LayerSpan(first, stop, strategies[option]))
+            first = stop
+        placed.append(Chunk(stage, chunk, tuple(spans)))
+    return Layout(
+        mesh=candidate.mesh,
+        schedule=degrees.schedule,
+        num_chunks=degrees.chunks,
+        micro_batch=degrees.micro_batch,
+        num_microbatches=problem.microbatches,
+        chunks=tuple(placed),
+    )
+
+
+def _contiguous(problem: CandidateProblem, solution: Solution) -> list[list[Recompute]]:
+    """One chunk a stage: recomputation of each layer, sorted among equal neighbours."""
+    stops = (*solution.starts[1:], len(problem.chain))
+    options = [problem.option(c, j) for c, j in zip(problem.chain, solution.strategies, strict=True)]
+    chunks = []
+    for first, stop in zip(solution.starts, stops, strict=True):
+        chunk: list[Recompute] = []
+        for _, run in groupby(range(first, stop), key=lambda i: problem.chain[i]):
+            chunk += sorted((options[i] for i in run), key=_kind)
+        chunks.append(chunk)
+    return chunks
+
+
+def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recompute]]:
+    """Several chunks a stage: its blocks go to the chunk that has least to do, its recomputed
+    blocks evenly over the chunks. Layers before the first and behind the last block stay at the
+    ends of the chain.
+    """
+    degrees = problem.candidate.degrees
+    is_block = [isinstance(problem.classes[c], Block) for c in problem.chain]
+    head, tail = is_block.index(True), is_block[::-1].index(True)
+    ends = {0: problem.chain[:head], degrees.pp * degrees.chunks - 1: problem.chain[-tail:] if tail else ()}
+    stops = (*solution.starts[1:], len(problem.chain))
+    chunks: list[list[Recompute]] = [[] for _ in range(degrees.pp * degrees.chunks)]
+    for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
+        virtuals = range(stage, len(chunks), degrees.pp)
+        load = [sum(problem.time_ns[c][0] for c in ends.get(v, ())) for v in virtuals]
+        blocks = [i for i in range(first, stop) if is_block[i]]
+        sizes = _balanced(load, [problem.time_ns[problem.chain[i]][0] for i in blocks])
+        options = sorted((problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind)
+        for virtual, own in zip(virtuals, _dealt(options, sizes), strict=True):
+            chunks[virtual] = own
+    chunks[0] = [NO_RECOMPUTE] * head + chunks[0]
+    chunks[-1] = chunks[-1] + [NO_RECOMPUTE] * tail
+    return chunks
+
+
+def _balanced(load: list[int], blocks: list[int]) -> list[int]:
+    """How many blocks each chunk gets when each goes to the least loaded, later ones first."""
+    sizes = [0] * len(load)
+    for time in blocks:
+        target = min(range(len(load)), key=lambda c: (load[c], sizes[c], -c))
+        load[target] += time
+        sizes[target] += 1
+    return sizes
+
+
+def _dealt(options: list[Recompute], sizes: list[int]) -> list[list[Recompute]]:
+    """Deal sorted options to chunks of these sizes so that each kind is spread evenly."""
+    places = [
+        ((k + 0.5) / size, chunk) for chunk, size in enumerate(sizes) for k in range(size)
+    ]
+    hands: list[list[Recompute]] = [[] for _ in sizes]
+    for option, (_, chunk) in zip(options, sorted(places), strict=True):
+        hands[chunk].append(option)
+    return hands
+
+
+def _alike(problem: CandidateProblem, chunks: list[list[Recompute]]) -> list[list[Recompute]]:
+    """The same number of fully recomputed blocks in every chunk, as one launcher flag says it."""
+    full = [option for option in problem.candidate.recomputes if option.kind is RecomputeKind.FULL]
+    most = max(sum(option in full for option in chunk) for chunk in chunks)
+    if not full or not most:
+        return chunks
+    position, alike = 0, []
+    for chunk in chunks:
+        own = []
+        for _ in chunk:
+            block = isinstance(problem.classes[problem.chain[position]], Block)
+            taken = sum(option in full for option in own)
+            own.append(full[0] if block and taken < most else NO_RECOMPUTE)
+            position += 1
+        alike.append(own)
+    return alike
+
+
+def _kind(option: Recompute) -> tuple[int, tuple[str, ...]]:
+    return ORDER_OF_KINDS[option.kind], option.modules

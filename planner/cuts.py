@@ -1,0 +1,102 @@
+"""Where to cut the chain: a dynamic programme over stages and positions that keeps, for every
+position, the undominated pairs (sum of stage times, greatest stage time).
+
+Both terms of the objective grow with both numbers, so the front of the last position holds the
+optimum. A state is dropped when even the fastest layers for the rest cannot bring it below
+``worth_ns``, a bound that the caller derives from the best layout it already has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from planner.problem import SearchProblem, Solution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["StageSolver", "best_cuts"]
+
+INFINITE = 1 << 62
+
+
+class StageSolver(Protocol):
+    """Solves one stage: the least time of layers first..stop-1 on it, and their strategies."""
+
+    def time_ns(self, stage: int, first: int, stop: int) -> int | None:
+        """Least time that keeps the stage's limit, None if nothing does."""
+        ...
+
+    def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
+        """The strategies of that time, one per layer."""
+        ...
+
+
+State = tuple[int, int, tuple[int, ...]]  # sum, greatest, starts of the stages so far
+
+
+def best_cuts(
+    problem: SearchProblem,
+    solver: StageSolver,
+    *,
+    value_ns: Callable[[int, int], float] | None = None,
+    worth_ns: float = INFINITE,
+) -> list[Solution]:
+    """The front of (sum, greatest) as solutions, best objective first; empty if nothing fits.
+
+    ``value_ns(sum, greatest)`` is what must stay below ``worth_ns`` (default: the objective).
+    """
+    value = value_ns or problem.objective_ns
+    layers, stages, least = len(problem.chain), problem.num_stages, problem.least_time_ns
+    states: dict[int, list[State]] = {0: [(0, 0, ())]}
+    for stage in range(stages):
+        left = stages - stage - 1
+        reached: dict[int, list[State]] = {}
+        for first, here in states.items():
+            stops = range(first + 1, layers - left + 1) if left else range(layers, layers + 1)
+            for stop in stops:
+                time = solver.time_ns(stage, first, stop)
+                if time is None:
+                    break
+                rest = least[layers] - least[stop]
+                share = -(-rest // left) if left else 0
+                if value(least[first] + time + rest, max(time, share)) >= worth_ns:
+                    if time > share:
+                        break
+                    continue
+                arrived = reached.setdefault(stop, [])
+                for total, greatest, starts in here:
+                    new = (total + time, max(greatest, time), (*starts, first))
+                    if value(new[0] + rest, max(new[1], share)) < worth_ns:
+                        arrived.append(new)
+        states = {stop: _front(found) for stop, found in reached.items() if found}
+    solutions = [
+        _solution(problem, solver, starts) for _, _, starts in states.get(layers, [])
+    ]
+    return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
+
+
+def _front(states: list[State]) -> list[State]:
+    kept: list[State] = []
+    for state in sorted(states):
+        if not kept or state[1] < kept[-1][1]:
+            kept.append(state)
+    return kept
+
+
+def _solution(
+    problem: SearchProblem, solver: StageSolver, starts: tuple[int, ...]
+) -> Solution:
+    stops = (*starts[1:], len(problem.chain))
+    chosen: list[int] = []
+    times = []
+    for stage, (first, stop) in enumerate(zip(starts, stops, strict=True)):
+        own = solver.strategies(stage, first, stop)
+        chosen += own
+        times.append(problem.stage_time_ns(stage, first, own))
+    return Solution(
+        starts=starts,
+        strategies=tuple(chosen),
+        stage_times_ns=tuple(times),
+        objective_ns=problem.objective_ns(sum(times), max(times)),
+    )

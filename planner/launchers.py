@@ -1,0 +1,92 @@
+"""What each launcher can express: the rules by which ``--launcher`` restricts the space.
+
+Sources: the launchers' own argument checks (Megatron-LM ``validate_args`` and
+``core/pipeline_parallel/schedules.py``, torchtitan ``ParallelDims``, DeepSpeed
+``runtime/pipe/engine.py``, Accelerate ``ParallelismConfig``), read in August 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["LAUNCHERS", "LauncherRules", "Mixing"]
+
+
+class Mixing(StrEnum):
+    """Which mixes of recomputation one job may have."""
+
+    PER_LAYER = "per-layer"  # any layer its own
+    FIRST_OF_CHUNK = "first-of-chunk"  # the first N layers of every chunk in full, N one number
+    WHOLE_MODEL = "whole-model"  # all layers alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherRules:
+    """Limits of one launcher. ``zero_in_pipeline``: ZeRO stages that may run with pp > 1."""
+
+    name: str
+    schedules: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "gpipe")
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    shard_subgroups: bool = True
+    mixing: Mixing = Mixing.WHOLE_MODEL
+    selective: bool = True
+    uneven_stages: bool = True
+    replicates_kv_heads: bool = False
+    tensor: bool = True
+    context: bool = True
+    pipeline: bool = True
+    experts: bool = True
+    expert_tensor: bool = True
+
+
+LAUNCHERS = {
+    rules.name: rules
+    for rules in (
+        LauncherRules(name="any", mixing=Mixing.PER_LAYER, replicates_kv_heads=True),
+        LauncherRules(name="native", mixing=Mixing.PER_LAYER),
+        LauncherRules(
+            name="megatron",
+            schedules=("1f1b", "interleaved-1f1b"),
+            zero_in_pipeline=(0, 1),
+            mixing=Mixing.FIRST_OF_CHUNK,
+            replicates_kv_heads=True,
+        ),
+        LauncherRules(
+            name="megatron-bridge",
+            schedules=("1f1b", "interleaved-1f1b"),
+            zero_in_pipeline=(0, 1),
+            mixing=Mixing.FIRST_OF_CHUNK,
+            replicates_kv_heads=True,
+        ),
+        LauncherRules(name="torchtitan", zero=(0, 2, 3), expert_tensor=False),
+        LauncherRules(
+            name="deepspeed",
+            schedules=("1f1b",),
+            zero_in_pipeline=(0, 1),
+            selective=False,
+            uneven_stages=False,
+            context=False,
+            expert_tensor=False,
+        ),
+        LauncherRules(
+            name="accelerate",
+            schedules=("1f1b",),
+            zero=(0, 2, 3),
+            selective=False,
+            pipeline=False,
+            experts=False,
+            expert_tensor=False,
+        ),
+        LauncherRules(
+            name="galvatron",
+            schedules=("1f1b", "gpipe"),
+            zero=(0, 2, 3),
+            shard_subgroups=False,
+            mixing=Mixing.PER_LAYER,
+            selective=False,
+            expert_tensor=True,
+        ),
+    )
+}

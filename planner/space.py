@@ -1,0 +1,363 @@
+"""The legal space: which layouts are considered at all, and why others are not.
+
+A *candidate* fixes everything but where the chain is cut and which recomputation each layer
+takes: degrees, micro-batch, chunks, ZeRO stage, rank order. The rules are the launchers' and the
+model's divisibility, stated one by one in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
+from costmodel.schedules import SCHEDULES
+from planner.launchers import LAUNCHERS, LauncherRules, Mixing
+from profiles.model import Block, CustomLayer, ExpertFeedForward
+from profiles.training import AttentionKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from profiles.cluster import ClusterSpec
+    from profiles.model import ModelSpec
+    from profiles.training import TrainingSpec
+
+__all__ = ["CHOICES", "Candidate", "Degrees", "Restrictions", "SearchSpace"]
+
+ORDER_BY_STAGE = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
+ORDER_BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
+ORDERS = {"tp-cp-ep-dp-pp": ORDER_BY_STAGE, "tp-cp-ep-pp-dp": ORDER_BY_REPLICA}
+LARGEST_MICRO_BATCH = 16
+LARGEST_CHUNKS = 16
+LARGEST_CP = 64
+WEIGHTS_SHARDED = 3
+
+# What --fix, --max and --exclude may name.
+CHOICES = (
+    "tp",
+    "cp",
+    "ep",
+    "expert_tp",
+    "dp",
+    "pp",
+    "chunks",
+    "micro_batch",
+    "schedule",
+    "zero",
+    "shard_group",
+    "recompute",
+    "rank_order",
+    "sequence_parallel",
+)
+
+
+class Degrees(NamedTuple):
+    """The part of a candidate that decides its compute: everything before ZeRO."""
+
+    tp: int
+    cp: int
+    ep: int
+    expert_tp: int
+    pp: int
+    dp: int
+    micro_batch: int
+    chunks: int
+    schedule: str
+    sequence_parallel: bool
+
+
+class Candidate(NamedTuple):
+    """Degrees with ZeRO, rank order and the recomputations that its layers may mix."""
+
+    degrees: Degrees
+    zero: int
+    shard_group: int
+    rank_order: str
+    recomputes: tuple[Recompute, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """How its ranks are numbered."""
+        d = self.degrees
+        return Mesh(
+            tp=d.tp,
+            cp=d.cp,
+            dp=d.dp,
+            pp=d.pp,
+            ep=d.ep,
+            expert_tp=d.expert_tp,
+            order=ORDERS[self.rank_order],
+        )
+
+    def strategy(self, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
+        """The strategy of a layer with ``recompute``."""
+        d = self.degrees
+        return Strategy(
+            tp=d.tp,
+            cp=d.cp,
+            ep=d.ep,
+            expert_tp=d.expert_tp,
+            dp=d.dp,
+            zero=self.zero,
+            shard_group=self.shard_group,
+            sequence_parallel=d.sequence_parallel,
+            recompute=recompute,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restrictions:
+    """The user's own: values that a choice must have, at most, or must not have.
+
+    Values are compared as text, so ``zero=3`` and ``schedule=1f1b`` are said alike.
+    """
+
+    fixed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    tp_across_nodes: bool = False
+
+    def allows(self, name: str, value: object) -> bool:
+        """Whether ``name`` may have ``value``."""
+        text = str(value).lower()
+        if name in self.fixed and text not in self.fixed[name]:
+            return False
+        if text in self.excluded.get(name, ()):
+            return False
+        return not (isinstance(value, int) and value > self.at_most.get(name, value))
+
+
+class SearchSpace:
+    """All candidates of one problem. ``refused`` counts, by rule, what was left out."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        training: TrainingSpec,
+        *,
+        launcher: str = "any",
+        restrictions: Restrictions | None = None,
+    ) -> None:
+        """Read off the model what divisibility needs."""
+        self.model = model
+        self.cluster = cluster
+        self.training = training
+        self.rules: LauncherRules = LAUNCHERS[launcher]
+        self.restrictions = restrictions or Restrictions()
+        self.refused: Counter[str] = Counter()
+        self._blocks = [run.layer for run in model.runs if isinstance(run.layer, Block)]
+        self._experts = [
+            block.feed_forward
+            for block in self._blocks
+            if isinstance(block.feed_forward, ExpertFeedForward)
+        ]
+
+    # --- degrees -----------------------------------------------------------------------------
+
+    def degrees(self) -> Iterator[Degrees]:
+        """Every legal combination, each with as many replicas as the cluster has room for."""
+        for tp, cp in product(self.tp_degrees(), self.cp_degrees()):
+            sequence_parallel = tp > 1 and self._sequence_splits(tp, cp)
+            if not self.restrictions.allows("sequence_parallel", sequence_parallel):
+                sequence_parallel = False
+                if not self.restrictions.allows("sequence_parallel", sequence_parallel):
+                    self.refused["sequence_parallel"] += 1
+                    continue
+            if self._experts and tp > 1 and not sequence_parallel:
+                self.refused["experts with tp need sequence parallelism"] += 1
+                continue
+            for pp in self.pp_degrees(tp * cp):
+                for dp, micro_batch in self._batches(tp * cp * pp):
+                    for expert in self._expert_degrees(tp, cp * dp):
+                        for schedule, chunks in self._schedules(pp, dp, micro_batch):
+                            yield Degrees(
+                                tp, cp, *expert, pp, dp, micro_batch, chunks, schedule,
+                                sequence_parallel,
+                            )  # fmt: skip
+
+    def tp_degrees(self) -> list[int]:
+        """Degrees that divide heads, key/value heads and widths, inside a node."""
+        limit = self.cluster.num_gpus
+        if not self.restrictions.tp_across_nodes:
+            limit = min(limit, self.cluster.gpus_per_node)
+        return [tp for tp in range(1, limit + 1) if self._allows_tp(tp)]
+
+    def tp_problem(self, tp: int) -> str | None:
+        """The rule that forbids a tensor parallel degree, None if it is legal."""
+        if tp == 1:
+            return None
+        if not self.rules.tensor:
+            return f"{self.rules.name} has no tensor parallelism"
+        if not self._blocks and not any(isinstance(r.layer, CustomLayer) for r in self.model.runs):
+            return "tensor parallelism needs transformer blocks"
+        for block in self._blocks:
+            attention, heads = block.attention, block.attention.heads
+            if heads % tp:
+                return f"{heads} heads do not divide by tp {tp}"
+            kv = attention.heads if attention.latent else attention.kv_heads
+            if kv % tp and not (self.rules.replicates_kv_heads and tp % kv == 0):
+                return f"{kv} key/value heads do not divide by tp {tp} on {self.rules.name}"
+            ffn = block.feed_forward
+            if isinstance(ffn, ExpertFeedForward):
+                width = ffn.shared_hidden
+            else:
+                width = ffn.ffn_hidden
+            if width % tp:
+                return f"feed-forward width {width} does not divide by tp {tp}"
+        return None
+
+    def _allows_tp(self, tp: int) -> bool:
+        if not self.restrictions.allows("tp", tp):
+            return False
+        problem = self.tp_problem(tp)
+        if problem:
+            self.refused["tp does not divide the model"] += 1
+        return problem is None
+
+    def cp_degrees(self) -> list[int]:
+        """Degrees that cut each sequence into 2 cp equal pieces (for causal balance)."""
+        if not self._blocks or not self.rules.context:
+            return [1] if self.restrictions.allows("cp", 1) else []
+        seq, limit = self.training.seq_len, min(LARGEST_CP, self.cluster.num_gpus)
+        return [
+            cp
+            for cp in range(1, limit + 1)
+            if (cp == 1 or seq % (2 * cp) == 0) and self.restrictions.allows("cp", cp)
+        ]
+
+    def _sequence_splits(self, tp: int, cp: int) -> bool:
+        return -(-self.training.seq_len // cp) % tp == 0
+
+    def pp_degrees(self, ranks: int) -> list[int]:
+        """Stages: at most one per block, and within the cluster."""
+        most = min(max(1, self.model.num_blocks), self.cluster.num_gpus // ranks)
+        if not self.rules.pipeline:
+            most = min(most, 1)
+        return [
+            pp
+            for pp in range(1, most + 1)
+            if self.restrictions.allows("pp", pp)
+            and (self.rules.uneven_stages or self.model.num_blocks % pp == 0)
+        ]
+
+    def _batches(self, ranks: int) -> Iterator[tuple[int, int]]:
+        """(dp, micro-batch): the most replicas with which the global batch divides."""
+        batch = self.training.global_batch
+        room = min(self.cluster.num_gpus // ranks, batch)
+        allowed = (n for n in range(room, 0, -1) if self.restrictions.allows("dp", n))
+        dp = next((n for n in allowed if batch % n == 0), None)
+        if dp is None:
+            self.refused["global batch does not divide"] += 1
+            return
+        share = batch // dp
+        wanted = self.training.micro_batch
+        sizes = range(1, min(share, LARGEST_MICRO_BATCH) + 1) if wanted is None else (wanted,)
+        for size in sizes:
+            if share % size:
+                self.refused["global batch does not divide"] += 1
+            elif self.restrictions.allows("micro_batch", size):
+                yield dp, size
+
+    def _expert_degrees(self, tp: int, replicas: int) -> Iterator[tuple[int, int]]:
+        """(ep, expert_tp) that divide the experts and the ranks of a stage."""
+        if not self._experts or not self.rules.experts:
+            if self.restrictions.allows("ep", 1):
+                yield 1, tp if self._experts else 1
+            return
+        experts = min(layer.num_experts for layer in self._experts)
+        widths = {layer.expert_hidden for layer in self._experts}
+        tensor = {1, tp} if self.rules.expert_tensor else {1}
+        for expert_tp in sorted(tensor):
+            if any(width % expert_tp for width in widths):
+                continue
+            for ep in range(1, min(experts, tp * replicas // expert_tp) + 1):
+                if experts % ep or tp * replicas % (ep * expert_tp):
+                    continue
+                if self.restrictions.allows("ep", ep) and self.restrictions.allows(
+                    "expert_tp", expert_tp
+                ):
+                    yield ep, expert_tp
+
+    def _schedules(self, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
+        """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed."""
+        microbatches = self.training.global_batch // (dp * micro_batch)
+        names = [name for name in self.rules.schedules if self.restrictions.allows("schedule", name)]
+        if "1f1b" in names and "gpipe" in names:
+            names.remove("gpipe")
+            self.refused["gpipe is dominated by 1f1b"] += 1
+        most = min(LARGEST_CHUNKS, max(1, self.model.num_blocks) // pp)
+        for name in names:
+            for chunks in range(1, most + 1):
+                if not self.restrictions.allows("chunks", chunks):
+                    continue
+                problem = SCHEDULES[name].problem(
+                    stages=pp, chunks=chunks, microbatches=microbatches
+                )
+                if problem is None:
+                    yield name, chunks
+
+    # --- candidates --------------------------------------------------------------------------
+
+    def candidates(self, degrees: Degrees) -> Iterator[Candidate]:
+        """ZeRO stages, shard groups, rank orders and recomputations for some degrees."""
+        replicas = degrees.dp * degrees.cp
+        stages = self.rules.zero if degrees.pp == 1 else self.rules.zero_in_pipeline
+        for zero in stages:
+            if zero not in self.rules.zero or not self.restrictions.allows("zero", zero):
+                continue
+            if zero and replicas == 1:
+                continue  # nothing to shard over
+            for group, order, family in product(
+                self._shard_groups(degrees, zero), self._orders(degrees), self.recompute_families()
+            ):
+                yield Candidate(degrees, zero, group, order, family)
+
+    def _shard_groups(self, degrees: Degrees, zero: int) -> list[int]:
+        """All replicas, or those of one node where there are more (HSDP)."""
+        replicas = degrees.dp * degrees.cp
+        groups = [replicas]
+        inside = self.cluster.gpus_per_node // degrees.tp
+        divides = inside > 1 and replicas % inside == 0 and (
+            inside % degrees.cp == 0 or degrees.cp % inside == 0
+        )
+        if zero and self.rules.shard_subgroups and inside < replicas and divides:
+            groups.append(inside)
+        return [group for group in groups if self.restrictions.allows("shard_group", group)]
+
+    def _orders(self, degrees: Degrees) -> list[str]:
+        names = ["tp-cp-ep-dp-pp"]
+        if degrees.pp > 1 and degrees.dp > 1:
+            names.append("tp-cp-ep-pp-dp")
+        return [name for name in names if self.restrictions.allows("rank_order", name)]
+
+    def recompute_families(self) -> list[tuple[Recompute, ...]]:
+        """Sets of recomputations that the layers of one job may mix."""
+        full = Recompute(RecomputeKind.FULL)
+        selective = self._selective() if self.rules.selective else []
+        options = [
+            option
+            for option in (NO_RECOMPUTE, *selective, full)
+            if self.restrictions.allows("recompute", option.kind.value)
+        ]
+        if self.rules.mixing is Mixing.PER_LAYER:
+            return [tuple(options)]
+        if self.rules.mixing is Mixing.WHOLE_MODEL:
+            return [(option,) for option in options]
+        blocks = [option for option in (NO_RECOMPUTE, full) if option in options]
+        alone = [(option,) for option in options if option.kind is RecomputeKind.SELECTIVE]
+        return [tuple(blocks), *alone] if blocks else alone
+
+    def _selective(self) -> list[Recompute]:
+        """Module sets worth trying, from cheap to thorough."""
+        if not self._blocks:
+            return []
+        inner = "moe_act" if self._experts else "mlp"
+        sets = [("layernorm",), (inner,), ("layernorm", inner)]
+        if self.training.attention is AttentionKernel.UNFUSED:
+            core = [tuple(sorted((*modules, "core_attn"))) for modules in sets]
+            sets = [("core_attn",), *core]
+        return [Recompute(RecomputeKind.SELECTIVE, tuple(sorted(modules))) for modules in sets]

@@ -1,0 +1,112 @@
+"""The calibration YAML (``kind: calibration``) and its conversion to a Calibration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from profiles.calibration import Calibration, Efficiencies, KernelEfficiency
+from profiles.fileschema import FileSchema, Name, Version, validate
+from profiles.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from profiles.yamlfile import Document
+
+__all__ = ["CalibrationFile", "calibration_of"]
+
+Part = Annotated[float, Field(ge=0, le=1)]  # of something that physics does not exceed
+Rate = Annotated[float, Field(gt=0, le=1)]  # a part that something is divided by
+Sigma = Annotated[float, Field(gt=0, le=2)]
+
+
+class KernelFile(FileSchema):
+    """An attention kernel's part of the sustained rate."""
+
+    forward: Rate
+    backward: Rate
+
+
+class AttentionKernelsFile(FileSchema):
+    """Efficiencies by attention kernel."""
+
+    flash2: KernelFile
+    flash3: KernelFile
+    fused: KernelFile
+    unfused: KernelFile
+
+
+class EfficienciesFile(FileSchema):
+    """As in ``profiles.calibration.Efficiencies``, in human units where the key says so."""
+
+    gemm: Rate = Field(description="Large GEMMs, part of the sustained rate.")
+    gemm_half_k: float = Field(ge=0, le=100_000, description="Inner size at half of gemm.")
+    attention: AttentionKernelsFile
+    stream: Rate = Field(description="Part of memory bandwidth.")
+    kernel_launch_us: float = Field(ge=0, le=10_000)
+    micro_batch_ms: float = Field(ge=0, le=10_000, description="Host time of one pass.")
+    step_ms: float = Field(ge=0, le=1_000_000, description="Host time of one step.")
+    gpu_link: Rate
+    nic: Rate
+    tp_overlap: Part
+    cp_overlap: Part
+    ep_overlap: Part
+    dp_overlap: Part
+    p2p_overlap: Part
+    overlap_slowdown: Part
+    straggler: Part = Field(description="Growth of the step per doubling of the nodes.")
+    moe_imbalance: float = Field(ge=1, le=100, description="Busiest rank against the mean.")
+    context_gib: float = Field(ge=0, le=100)
+    communicator_mib: float = Field(ge=0, le=100_000)
+    reserve: Part = Field(description="Allocator's overhead as a part of what is allocated.")
+    step_time_sigma: Sigma
+    memory_sigma: Sigma
+
+
+class CalibrationFile(FileSchema):
+    """Efficiencies of a device and a software stack."""
+
+    schema_version: Version
+    kind: Literal["calibration"]
+    name: Name
+    knowledge: Literal["datasheet", "calibrated", "measured"]
+    device: Name = Field(description="Name of the device, or any.")
+    stack: Name = Field(description="Name of the software stack, or any.")
+    source: str = Field(min_length=1, description="Where the numbers come from, with the date.")
+    efficiencies: EfficienciesFile
+
+
+def calibration_of(document: Document) -> Calibration:
+    """The calibration in a document. Raises ``InputError`` with every problem."""
+    file = validate(document, CalibrationFile)
+    given = file.efficiencies
+    same = given.model_dump(
+        exclude={
+            "attention",
+            "kernel_launch_us",
+            "micro_batch_ms",
+            "step_ms",
+            "context_gib",
+            "communicator_mib",
+        }
+    )
+    efficiencies = Efficiencies(
+        **same,
+        attention={
+            kernel: KernelEfficiency(**parts)
+            for kernel, parts in given.attention.model_dump().items()
+        },
+        kernel_launch_s=given.kernel_launch_us * 1e-6,
+        micro_batch_s=given.micro_batch_ms * 1e-3,
+        step_s=given.step_ms * 1e-3,
+        context_bytes=round(given.context_gib * GIB),
+        communicator_bytes=round(given.communicator_mib * MIB),
+    )
+    return Calibration(
+        name=file.name,
+        knowledge=file.knowledge,
+        device=file.device,
+        stack=file.stack,
+        source=file.source,
+        efficiencies=efficiencies,
+    )

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from profiles import load_calibration, load_cluster, shelf
+from profiles.units import GIB, MIB
+
+CLUSTER = load_cluster("2x8xh100")
+DATASHEET = (shelf.DATA / "calibrations" / "datasheet.yaml").read_text(encoding="utf-8")
+
+
+def load(path):
+    return load_calibration(None, CLUSTER, path)
+
+
+def test_the_datasheet_calibration_is_in_seconds_and_bytes():
+    calibration, _ = load_calibration("no-such-stack", CLUSTER)
+    assert calibration.name == "datasheet"
+    assert calibration.efficiencies.kernel_launch_s == pytest.approx(4e-6)
+    assert calibration.efficiencies.context_bytes == round(1.2 * GIB)
+    assert calibration.efficiencies.communicator_bytes == 200 * MIB
+    assert calibration.efficiencies.attention["flash3"].forward == 0.75
+
+
+def test_an_unknown_stack_falls_back_with_a_note():
+    _, note = load_calibration("no-such-stack", CLUSTER)
+    assert note is not None
+    assert note.startswith("no calibration of the stack no-such-stack on h100-80g: default")
+
+
+def test_a_file_of_the_users_is_taken_and_a_wrong_device_noted(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(DATASHEET)
+    assert load(path)[1] is None
+    path.write_text(DATASHEET.replace("device: any", "device: a100-80g"))
+    assert load(path)[1] == "datasheet was made on a100-80g, not on h100-80g"
+
+
+@pytest.mark.parametrize("name", shelf.names("calibrations"))
+def test_every_calibration_of_the_catalogue_is_valid(name):
+    load(shelf.DATA / "calibrations" / f"{name}.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("gemm: 0.86", "gemm: 86", "efficiencies.gemm is '86'; expected at most 1"),
+        ("gemm: 0.86", "gemm: 0", "efficiencies.gemm is '0'; expected more than 0"),
+        ("gemm: 0.86", "gemm: true", "efficiencies.gemm is 'true'; expected a number"),
+        ("gemm: 0.86", "gem: 0.86", "efficiencies.gemm is missing; expected large GEMMs, part"),
+        ("  flash2:", "  flash4:", "efficiencies.attention.flash2 is missing"),
+        ("memory_sigma: 0.08", "memory_sigma: 0", "efficiencies.memory_sigma is '0'; expected mo"),
+        ("moe_imbalance: 1.15", "moe_imbalance: .5", "efficiencies.moe_imbalance is '.5'; expe"),
+        ("knowledge: datasheet", "knowledge: guess", "knowledge is 'guess'; expected datasheet, "),
+    ],
+)
+def test_a_wrong_efficiency_is_told(problems, old, new, told):
+    assert old in DATASHEET
+    lines = problems(load, DATASHEET.replace(old, new))
+    assert any(told in line for line in lines)
