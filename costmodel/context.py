@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodel.collectives import collective_seconds
 from costmodel.compute import DeviceModel
 from costmodel.layers import PassCost, boundary_bytes, layer_cost, layer_operators
 from costmodel.layout import Axis, Mesh, Strategy
 from costmodel.sharding import Replicas, StateCost, state_cost
-from costmodel.work import AttentionCore, Gemm, Group
+from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec
     from profiles.model import Layer, ModelSpec
+    from profiles.topology import Level
     from profiles.training import TrainingSpec
 
 __all__ = ["CostContext", "LayerStep"]
@@ -72,6 +74,17 @@ class CostContext:
     def own(self) -> Efficiencies:
         """The efficiencies in force."""
         return self.calibration.efficiencies
+
+    @cached_property
+    def classes(self) -> tuple[Layer, ...]:
+        """Distinct layers of the model in order of first appearance."""
+        return tuple(dict.fromkeys(run.layer for run in self.model.runs))
+
+    @cached_property
+    def chain(self) -> tuple[int, ...]:
+        """Class of each layer of the model."""
+        number = {layer: c for c, layer in enumerate(self.classes)}
+        return tuple(number[run.layer] for run in self.model.runs for _ in range(run.count))
 
     @cached_property
     def model_flop_per_sequence(self) -> float:
@@ -145,10 +158,7 @@ class CostContext:
         shares_embedding: bool,  # noqa: FBT001 - private
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
-        dense, expert = self.replicas(mesh, strategy.shard_group)
-        states = state_cost(
-            cost, strategy.zero, self.training, dense=dense, expert=expert, device=self.device
-        )
+        states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s),
             backward=self._with_traffic(cost.backward, states.backward_comm_s),
@@ -182,6 +192,11 @@ class CostContext:
             )
         return self._costs[key]
 
+    def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
+        """States of a layer under a ZeRO stage and the traffic that keeps them in step."""
+        dense, expert = self.replicas(mesh, shard_group)
+        return state_cost(cost, zero, self.training, dense=dense, expert=expert, device=self.device)
+
     def _with_traffic(self, cost: PassCost, traffic_s: float) -> PassCost:
         """ZeRO's traffic hides behind the layer before it, up to the calibrated part."""
         if not traffic_s:
@@ -204,22 +219,53 @@ class CostContext:
         """A step from the time of its passes: host time once a step, and jitter."""
         return (passes_s + self.own.step_s) * (1 + self.jitter(num_ranks))
 
+    def passes_s(self, step_s: float, num_ranks: int) -> float:
+        """The inverse of ``whole_step_s``."""
+        return step_s / (1 + self.jitter(num_ranks)) - self.own.step_s
+
     def p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
-        """Seconds to hand one micro-batch from each stage to the next (the last to the first)."""
+        """Seconds to hand one micro-batch from each stage to the next (the last to the first).
+
+        Without sequence parallelism all tp ranks hold the same tensor: each sends its part and
+        the receivers gather it, where that is faster than sending it whole.
+        """
         if mesh.pp == 1:
             return (0.0,)
         size = max(
-            boundary_bytes(run.layer, strategy, self.training, micro_batch)
-            for run in self.model.runs[:-1] or self.model.runs
+            boundary_bytes(layer, strategy, self.training, micro_batch)
+            for layer in self.classes[:-1] or self.classes
         )
         link = self.topology.axis(mesh.dims(Axis.PP), num_ranks=mesh.num_ranks)
-        seconds = []
-        for stage in range(mesh.pp):
-            here, there = mesh.first_rank(stage), mesh.first_rank((stage + 1) % mesh.pp)
-            inside = self.topology.same_node(here, there)
-            level = link.levels[0] if inside else link.levels[-1]
-            rate = level.bytes_per_s * (self.own.gpu_link if inside else self.own.nic)
-            seconds.append(level.latency_s + size / rate)
+        here = self._hop_s(link.levels[0], size, self.own.gpu_link, mesh, strategy)
+        there = self._hop_s(link.levels[-1], size, self.own.nic, mesh, strategy)
+        firsts = [mesh.first_rank(stage) for stage in range(mesh.pp)]
+        return tuple(
+            here if self.topology.same_node(first, following) else there
+            for first, following in zip(firsts, [*firsts[1:], firsts[0]], strict=True)
+        )
+
+    def _hop_s(self, level: Level, size: int, part: float, mesh: Mesh, strategy: Strategy) -> float:
+        rate = level.bytes_per_s * part
+        whole = size / rate
+        if not strategy.sequence_parallel and mesh.tp > 1:
+            gather = collective_seconds(
+                CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
+            )
+            whole = min(whole, size / mesh.tp / rate + gather)
+        return level.latency_s + whole
+
+    def handed_over_s(
+        self, mesh: Mesh, strategy: Strategy, micro_batch: int, num_chunks: int
+    ) -> tuple[float, ...]:
+        """Seconds for which each stage is held up by handing on both passes of one micro-batch.
+
+        The last virtual stage sends nothing forward; a backward is charged like the forward over
+        the same boundary, so the stage before it pays for both.
+        """
+        blocked = 2 * (1 - self.own.p2p_overlap)
+        p2p = self.p2p_s(mesh, strategy, micro_batch)
+        seconds = [num_chunks * blocked * each for each in p2p]
+        seconds[-1] -= blocked * p2p[-1]
         return tuple(seconds)
 
     def stage_pair(self, mesh: Mesh, stage: int, other: int) -> GroupLink:

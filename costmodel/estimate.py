@@ -193,7 +193,10 @@ class _Stage:
         self.forward = [_sum((s.forward, n) for s, n in chunk) for chunk in self.chunks]
         self.backward = [_sum((s.backward, n) for s, n in chunk) for chunk in self.chunks]
         self.host_s = context.own.micro_batch_s / 2
-        self.sends = _sends(context, layout, number)
+        p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)[number]
+        self.sends = [p2p * (1 - context.own.p2p_overlap)] * layout.num_chunks
+        if number == layout.num_stages - 1:
+            self.sends[-1] = 0.0  # the last virtual stage hands nothing on
         self.optimizer_s = sum(s.states.optimizer_s * n for s, n in self.steps)
         self.gradient_s = self._gradients(context) + self._tied(context, layout)
 
@@ -257,19 +260,6 @@ def _sum(costs: Iterable[tuple[PassCost, int]]) -> PassCost:
     for cost, count in costs:
         total = total + cost * count
     return total
-
-
-def _sends(context: CostContext, layout: Layout, stage: int) -> list[float]:
-    """Seconds for which each chunk's pass is held up by handing its result on.
-
-    The last virtual stage sends nothing forward. A backward is charged the same way, so both
-    passes over a boundary are paid by the stage before it.
-    """
-    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)[stage]
-    sends = [p2p * (1 - context.own.p2p_overlap)] * layout.num_chunks
-    if stage == layout.num_stages - 1:
-        sends[-1] = 0.0
-    return sends
 
 
 def _counted_steps(

@@ -11,7 +11,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.collectives import collective_seconds
 from costmodel.work import CollectiveKind
@@ -22,10 +22,24 @@ if TYPE_CHECKING:
     from profiles.topology import GroupLink
     from profiles.training import TrainingSpec
 
-__all__ = ["Replicas", "StateCost", "state_cost"]
+__all__ = ["Replicas", "StateBytes", "StateCost", "state_bytes", "state_cost"]
 
 GRADIENTS_ONLY, WEIGHTS_TOO = 2, 3
 BYTES_PER_MASTER_PASS = 2  # each state is read and written once
+
+
+class StateBytes(NamedTuple):
+    """Bytes of a layer's states on one rank, and how many parameters the rank updates."""
+
+    owned: int
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All states."""
+        return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,7 @@ def _part(
     gather = seconds(CollectiveKind.ALL_GATHER, weight, replicas.shard)
     scatter = seconds(CollectiveKind.REDUCE_SCATTER, gradient, replicas.shard)
     across = seconds(CollectiveKind.ALL_REDUCE, gradient // shards, replicas.across)
-    owned = -(-params // shards) if zero else params
+    resident = state_bytes(params, zero, shards, training)
     if zero == 0:
         once = seconds(CollectiveKind.ALL_REDUCE, gradient, replicas.shard) + across
     else:
@@ -107,16 +121,28 @@ def _part(
     if zero >= GRADIENTS_ONLY and shards > 1:
         working += gradient
     return StateCost(
-        parameter_bytes=-(-weight // shards) if zero == WEIGHTS_TOO else weight,
-        gradient_bytes=-(-gradient // shards) if zero >= GRADIENTS_ONLY else gradient,
-        optimizer_bytes=owned * training.optimizer_bytes,
+        parameter_bytes=resident.parameters,
+        gradient_bytes=resident.gradients,
+        optimizer_bytes=resident.optimizer,
         working_bytes=working if shards > 1 else 0,
         forward_comm_s=gather if zero == WEIGHTS_TOO else 0.0,
         backward_comm_s=(gather if zero == WEIGHTS_TOO else 0.0)
         + (scatter if zero >= GRADIENTS_ONLY else 0.0),
         reduce_s=once,
         gather_s=gather if 1 <= zero < WEIGHTS_TOO else 0.0,
-        optimizer_s=device.stream_seconds(owned * optimizer_traffic(training)),
+        optimizer_s=device.stream_seconds(resident.owned * optimizer_traffic(training)),
+    )
+
+
+def state_bytes(params: int, zero: int, shards: int, training: TrainingSpec) -> StateBytes:
+    """What ``params`` parameters leave on one rank when states are divided over ``shards``."""
+    part = -(-params // shards)
+    owned = part if zero else params
+    return StateBytes(
+        owned=owned,
+        parameters=(part if zero == WEIGHTS_TOO else params) * training.param_bytes,
+        gradients=(part if zero >= GRADIENTS_ONLY else params) * training.grad_dtype.bytes,
+        optimizer=owned * training.optimizer_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
 from costmodel.schedules import SCHEDULES
+from planner.bounds import PipelineBound
 from planner.launchers import Mixing
 from planner.problem import SearchProblem
 from profiles.model import Block, Embedding, Head
@@ -46,38 +47,38 @@ class CandidateProblem:
     @property
     def microbatches(self) -> int:
         """Micro-batches of one replica in a step."""
-        degrees = self.candidate.degrees
-        return self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
+        return self.candidate.microbatches(self.context.training)
 
-    @cached_property
+    @property
     def classes(self) -> tuple[Layer, ...]:
-        """Distinct layers of the model in order."""
-        return tuple(dict.fromkeys(run.layer for run in self.context.model.runs))
+        """Distinct layers of the model."""
+        return self.context.classes
 
-    @cached_property
+    @property
     def chain(self) -> tuple[int, ...]:
         """Class of each layer."""
-        number = {layer: c for c, layer in enumerate(self.classes)}
-        return tuple(
-            number[run.layer] for run in self.context.model.runs for _ in range(run.count)
-        )
+        return self.context.chain
 
     @property
     def has_unequal_blocks(self) -> bool:
         """Whether blocks differ, so that a stage's share depends on where its chunks lie."""
         return sum(isinstance(layer, Block) for layer in self.classes) > 1
 
-    def step(self, c: int, j: int) -> LayerStep:
-        """Cost of one layer of class ``c`` under strategy ``j``."""
-        layer, degrees = self.classes[c], self.candidate.degrees
-        shares = degrees.pp == 1 and isinstance(layer, Head) and layer.tied
-        shares = shares and any(isinstance(each, Embedding) for each in self.classes)
-        return self.context.layer(
-            layer,
-            self.strategies[j],
-            degrees.micro_batch,
-            self.candidate.mesh,
-            shares_embedding=shares,
+    @cached_property
+    def steps(self) -> tuple[tuple[LayerStep, ...], ...]:
+        """``steps[class][strategy]``: cost of one layer of each class under each strategy."""
+        degrees, mesh = self.candidate.degrees, self.candidate.mesh
+        has_embedding = any(isinstance(each, Embedding) for each in self.classes)
+
+        def step(layer: Layer, strategy: Strategy) -> LayerStep:
+            tied = isinstance(layer, Head) and layer.tied and degrees.pp == 1 and has_embedding
+            return self.context.layer(
+                layer, strategy, degrees.micro_batch, mesh, shares_embedding=tied
+            )
+
+        return tuple(
+            tuple(step(layer, self.strategies[j]) for j in self.allowed(c))
+            for c, layer in enumerate(self.classes)
         )
 
     def allowed(self, c: int) -> tuple[int, ...]:
@@ -88,12 +89,11 @@ class CandidateProblem:
         """Least seconds a step that a layer of class ``c`` adds beside its passes: the optimizer,
         and gradient traffic that cannot hide behind its own passes.
         """
-        step, exposed = self.step(c, 0), self.context.exposed
+        step, exposed = self.steps[c][0], self.context.exposed
         states = step.states
-        behind = max(self.step(c, j).backward.total_s for j in self.allowed(c))
-        traffic = exposed(states.reduce_s, behind) + exposed(
-            states.gather_s, step.forward.total_s
-        )
+        behind = max(each.backward.total_s for each in self.steps[c])
+        traffic = exposed(states.reduce_s, behind)
+        traffic += exposed(states.gather_s, step.forward.total_s)
         return states.optimizer_s + traffic
 
     @cached_property
@@ -110,36 +110,26 @@ class CandidateProblem:
     def time_ns(self) -> tuple[tuple[int, ...], ...]:
         """Both passes of one micro-batch and the layer's share of what happens once a step."""
         return tuple(
-            tuple(
-                self._pass_ns(c, j) + self._once_ns[c] for j in range(len(self.strategies))
-            )
-            for c in range(len(self.classes))
+            tuple(int((step.forward.total_s + step.backward.total_s) * NANO) + once for step in row)
+            for row, once in zip(self.steps, self._once_ns, strict=True)
         )
-
-    def _pass_ns(self, c: int, j: int) -> int:
-        step = self.step(c, j)
-        return int((step.forward.total_s + step.backward.total_s) * NANO)
 
     @cached_property
     def stage_ns(self) -> tuple[int, ...]:
         """Host time and hand-over of each stage for one micro-batch."""
-        degrees, own = self.candidate.degrees, self.context.own
-        p2p = self.context.p2p_s(
-            self.candidate.mesh, self.strategies[0], degrees.micro_batch
+        degrees = self.candidate.degrees
+        sends = self.context.handed_over_s(
+            self.candidate.mesh, self.strategies[0], degrees.micro_batch, degrees.chunks
         )
-        blocked = 2 * (1 - own.p2p_overlap)
-        sends = [degrees.chunks * blocked * seconds for seconds in p2p]
-        sends[-1] -= blocked * p2p[-1]
-        return tuple(int((s + degrees.chunks * own.micro_batch_s) * NANO) for s in sends)
+        host = degrees.chunks * self.context.own.micro_batch_s
+        return tuple(int((seconds + host) * NANO) for seconds in sends)
 
     @cached_property
     def allocated_limit(self) -> int:
         """Bytes that tensors of one rank may take so that the layout fits."""
         own, candidate = self.context.own, self.candidate
         outside = own.context_bytes + self.context.communicator_bytes(candidate.mesh)
-        gathered = self.context.gathered_bytes(
-            self.strategies[0], candidate.degrees.micro_batch
-        )
+        gathered = self.context.gathered_bytes(self.strategies[0], candidate.degrees.micro_batch)
         reserved = fit_limit(self.context, self.min_fit) - outside
         return int(reserved / (1 + own.reserve)) - gathered - self.spare_bytes
 
@@ -152,15 +142,13 @@ class CandidateProblem:
         flights = [
             in_flight(stages, degrees.chunks, microbatches, stage) for stage in range(stages)
         ]
-        every = range(len(self.strategies))
-        steps = [[self.step(c, j) for j in every] for c in range(len(self.classes))]
         memory = {
             flight: tuple(
                 tuple(
                     step.states.resident_bytes + math.ceil(step.saved_bytes * flight)
                     for step in row
                 )
-                for row in steps
+                for row in self.steps
             )
             for flight in set(flights)
         }
@@ -170,45 +158,48 @@ class CandidateProblem:
             repeats=microbatches * degrees.chunks,
             time_ns=self.time_ns,
             memory=tuple(memory[flight] for flight in flights),
-            working=tuple(tuple(step.transient_bytes for step in row) for row in steps),
+            working=tuple(tuple(step.transient_bytes for step in row) for row in self.steps),
             limit=(self.allocated_limit,) * stages,
             allowed=tuple(self.allowed(c) for c in range(len(self.classes))),
             stage_ns=self.stage_ns,
         )
 
-    def bound_s(self, sums_ns: int, greatest_ns: int) -> float:
-        """A step time that no schedule of stages with this sum and maximum can beat.
+    @property
+    def pipeline(self) -> PipelineBound:
+        """The bound that this candidate's schedule obeys."""
+        degrees = self.candidate.degrees
+        return PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, self.microbatches)
 
-        The busiest stage works m times; a pipeline with flush also fills and drains. For 1F1B
-        with m > p, averaging over the stages k the path "earlier stages once, k m times, and k's
-        wait for later stages" gives (m + p - 1) / p times the sum for any division of the work,
-        and (m + (p - 1) / v) / p for v chunks; with 1 < m <= p only the path into stage k is
-        certain, whose least value over all divisions is sum / (1 - (1 - 1/m)^p).
+    def bound_s(self, cut: Solution) -> float:
+        """A step time that no layout with the stage times of ``cut`` can beat."""
+        passes = sum(cut.stage_times_ns) - self.once_per_batch_ns
+        return self._step_s(self.pipeline.passes_ns(passes, self._busiest_ns(cut)))
+
+    def _busiest_ns(self, cut: Solution) -> int:
+        """With unequal blocks in several chunks a stage does not hold what the cut gave it; only
+        the mean is certain.
         """
-        degrees, m = self.candidate.degrees, self.microbatches
-        p, v = degrees.pp, degrees.chunks
-        passes = sums_ns - self.once_per_batch_ns
-        if degrees.schedule == "1f1b" and 1 < m <= p:
-            filled = passes / (1 - (1 - 1 / m) ** p)
-        else:
-            filled = (m + (p - 1) / v) * passes / p
-        busiest = m * sums_ns / p if self.has_unequal_blocks and v > 1 else m * greatest_ns
-        return self.context.whole_step_s(
-            max(filled, busiest) / NANO, self.candidate.mesh.num_ranks
-        )
+        if self.has_unequal_blocks and self.candidate.degrees.chunks > 1:
+            return sum(cut.stage_times_ns) // len(cut.stage_times_ns)
+        return max(cut.stage_times_ns)
+
+    def _step_s(self, passes_ns: float) -> float:
+        return self.context.whole_step_s(passes_ns / NANO, self.candidate.mesh.num_ranks)
+
+    def limits_ns(self, worth_s: float) -> tuple[float, float]:
+        """Greatest sum of stage times and greatest stage time of a layout that takes less than
+        ``worth_s``: ``bound_s`` solved for each of them.
+        """
+        passes_ns = self.context.passes_s(worth_s, self.candidate.mesh.num_ranks) * NANO
+        sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
+        if self.has_unequal_blocks and self.candidate.degrees.chunks > 1:
+            return sums, float("inf")
+        return sums, passes_ns / self.microbatches
 
     def option(self, c: int, j: int) -> Recompute:
         """Recomputation that strategy ``j`` means for a layer of class ``c``."""
         is_block = isinstance(self.classes[c], Block)
         return self.candidate.recomputes[j] if is_block else NO_RECOMPUTE
-
-    @cached_property
-    def least_bound_s(self) -> float:
-        """The bound if the fastest strategies fitted and stages were equal."""
-        problem = self.problem
-        sums = problem.least_time_ns[-1] + sum(self.stage_ns)
-        fastest = (min(self.time_ns[c][j] for j in self.allowed(c)) for c in range(len(self.classes)))
-        return self.bound_s(sums, max(*fastest, -(-sums // problem.num_stages), 0))
 
 
 def build_layout(problem: CandidateProblem, solution: Solution, mixing: Mixing) -> Layout:
@@ -242,7 +233,9 @@ def build_layout(problem: CandidateProblem, solution: Solution, mixing: Mixing) 
 def _contiguous(problem: CandidateProblem, solution: Solution) -> list[list[Recompute]]:
     """One chunk a stage: recomputation of each layer, sorted among equal neighbours."""
     stops = (*solution.starts[1:], len(problem.chain))
-    options = [problem.option(c, j) for c, j in zip(problem.chain, solution.strategies, strict=True)]
+    options = [
+        problem.option(c, j) for c, j in zip(problem.chain, solution.strategies, strict=True)
+    ]
     chunks = []
     for first, stop in zip(solution.starts, stops, strict=True):
         chunk: list[Recompute] = []
@@ -260,7 +253,10 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     degrees = problem.candidate.degrees
     is_block = [isinstance(problem.classes[c], Block) for c in problem.chain]
     head, tail = is_block.index(True), is_block[::-1].index(True)
-    ends = {0: problem.chain[:head], degrees.pp * degrees.chunks - 1: problem.chain[-tail:] if tail else ()}
+    ends = {
+        0: problem.chain[:head],
+        degrees.pp * degrees.chunks - 1: problem.chain[-tail:] if tail else (),
+    }
     stops = (*solution.starts[1:], len(problem.chain))
     chunks: list[list[Recompute]] = [[] for _ in range(degrees.pp * degrees.chunks)]
     for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
@@ -268,7 +264,9 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
         load = [sum(problem.time_ns[c][0] for c in ends.get(v, ())) for v in virtuals]
         blocks = [i for i in range(first, stop) if is_block[i]]
         sizes = _balanced(load, [problem.time_ns[problem.chain[i]][0] for i in blocks])
-        options = sorted((problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind)
+        options = sorted(
+            (problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind
+        )
         for virtual, own in zip(virtuals, _dealt(options, sizes), strict=True):
             chunks[virtual] = own
     chunks[0] = [NO_RECOMPUTE] * head + chunks[0]
@@ -288,9 +286,7 @@ def _balanced(load: list[int], blocks: list[int]) -> list[int]:
 
 def _dealt(options: list[Recompute], sizes: list[int]) -> list[list[Recompute]]:
     """Deal sorted options to chunks of these sizes so that each kind is spread evenly."""
-    places = [
-        ((k + 0.5) / size, chunk) for chunk, size in enumerate(sizes) for k in range(size)
-    ]
+    places = [((k + 0.5) / size, chunk) for chunk, size in enumerate(sizes) for k in range(size)]
     hands: list[list[Recompute]] = [[] for _ in sizes]
     for option, (_, chunk) in zip(options, sorted(places), strict=True):
         hands[chunk].append(option)

@@ -56,9 +56,7 @@ class CountingStages:
         """Strategies of that answer; equal layers in order of strategy number."""
         answer = self._answer(stage, first, stop)
         assert answer is not None
-        pools = [
-            iter([j for j, count in sorted(mix) for _ in range(count)]) for mix in answer[1]
-        ]
+        pools = [iter([j for j, count in sorted(mix) for _ in range(count)]) for mix in answer[1]]
         return tuple(next(pools[c]) for c in self.problem.chain[first:stop])
 
     def _answer(self, stage: int, first: int, stop: int) -> Answer | None:
@@ -68,20 +66,35 @@ class CountingStages:
         return self._answers[key]
 
     def _solve(self, stage: int, counts: tuple[int, ...]) -> Answer | None:
-        """Try each amount of working memory that may be set aside."""
+        """Try each amount of working memory that may be set aside, the most generous first; a
+        smaller one is only worth trying if it leaves options that are fast enough.
+        """
         best: Answer | None = None
-        for level in self.problem.working_levels:
+        for level in reversed(self.problem.working_levels):
+            if best is not None and self._fastest(stage, counts, level) >= best[0]:
+                continue
             found = self._within(stage, counts, level)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         return best
+
+    def _fastest(self, stage: int, counts: tuple[int, ...], level: int) -> float:
+        """Time of these layers if each took the fastest option within the level."""
+        total = 0.0
+        for c, count in enumerate(counts):
+            options = self._allowed(stage, c, level)
+            if count:
+                total += count * options[0][0] if options else float("inf")
+        return total
 
     def _within(self, stage: int, counts: tuple[int, ...], level: int) -> Answer | None:
         options = [self._allowed(stage, c, level) for c in range(len(counts))]
         if any(count and not own for count, own in zip(counts, options, strict=True)):
             return None
         room = self.problem.limit[stage] - level
-        main = max(range(len(counts)), key=lambda c: (counts[c] > 0, len(options[c]) > 1, counts[c]))
+        main = max(
+            range(len(counts)), key=lambda c: (counts[c] > 0, len(options[c]) > 1, counts[c])
+        )
         others = [
             list(_mixes(options[c], count)) if c != main else [(0, 0, ())]
             for c, count in enumerate(counts)
@@ -113,9 +126,7 @@ class CountingStages:
         return self._options[key]
 
 
-def _mixes(
-    options: list[tuple[int, int, int]], count: int
-) -> Iterator[tuple[int, int, Mix]]:
+def _mixes(options: list[tuple[int, int, int]], count: int) -> Iterator[tuple[int, int, Mix]]:
     """Every way to give ``count`` equal layers one of ``options`` each: time, memory, mix."""
     for chosen in combinations_with_replacement(options, count):
         mix = {option[2]: chosen.count(option) for option in chosen}

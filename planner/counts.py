@@ -62,9 +62,7 @@ def _mixed(
         bound = taken * last[0] + _relaxed(others, rest, left)
         if limit is not None and bound >= limit:
             continue
-        remainder = _mixed(
-            others, rest, left, None if limit is None else limit - taken * last[0]
-        )
+        remainder = _mixed(others, rest, left, None if limit is None else limit - taken * last[0])
         if remainder is not None:
             limit = taken * last[0] + remainder[0]
             found = (limit, (*remainder[1], (last[2], taken)))

@@ -2,18 +2,15 @@
 position, the undominated pairs (sum of stage times, greatest stage time).
 
 Both terms of the objective grow with both numbers, so the front of the last position holds the
-optimum. A state is dropped when even the fastest layers for the rest cannot bring it below
-``worth_ns``, a bound that the caller derives from the best layout it already has.
+optimum. A state is dropped when even the fastest layers for the rest cannot keep its sum or its
+greatest time below the limits that the caller derives from the best layout it already has.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from planner.problem import SearchProblem, Solution
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["StageSolver", "best_cuts"]
 
@@ -39,14 +36,12 @@ def best_cuts(
     problem: SearchProblem,
     solver: StageSolver,
     *,
-    value_ns: Callable[[int, int], float] | None = None,
-    worth_ns: float = INFINITE,
+    sum_limit_ns: float = INFINITE,
+    greatest_limit_ns: float = INFINITE,
 ) -> list[Solution]:
-    """The front of (sum, greatest) as solutions, best objective first; empty if nothing fits.
-
-    ``value_ns(sum, greatest)`` is what must stay below ``worth_ns`` (default: the objective).
+    """The front of (sum, greatest) below the limits as solutions, best objective first; empty if
+    nothing fits.
     """
-    value = value_ns or problem.objective_ns
     layers, stages, least = len(problem.chain), problem.num_stages, problem.least_time_ns
     states: dict[int, list[State]] = {0: [(0, 0, ())]}
     for stage in range(stages):
@@ -55,24 +50,21 @@ def best_cuts(
         for first, here in states.items():
             stops = range(first + 1, layers - left + 1) if left else range(layers, layers + 1)
             for stop in stops:
+                rest = least[layers] - least[stop]
+                if left and rest >= greatest_limit_ns * left:
+                    continue
                 time = solver.time_ns(stage, first, stop)
                 if time is None:
                     break
-                rest = least[layers] - least[stop]
-                share = -(-rest // left) if left else 0
-                if value(least[first] + time + rest, max(time, share)) >= worth_ns:
-                    if time > share:
-                        break
-                    continue
+                if time >= greatest_limit_ns:
+                    break
+                room = sum_limit_ns - rest - time
                 arrived = reached.setdefault(stop, [])
                 for total, greatest, starts in here:
-                    new = (total + time, max(greatest, time), (*starts, first))
-                    if value(new[0] + rest, max(new[1], share)) < worth_ns:
-                        arrived.append(new)
+                    if total < room:
+                        arrived.append((total + time, max(greatest, time), (*starts, first)))
         states = {stop: _front(found) for stop, found in reached.items() if found}
-    solutions = [
-        _solution(problem, solver, starts) for _, _, starts in states.get(layers, [])
-    ]
+    solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
 
 
@@ -84,9 +76,7 @@ def _front(states: list[State]) -> list[State]:
     return kept
 
 
-def _solution(
-    problem: SearchProblem, solver: StageSolver, starts: tuple[int, ...]
-) -> Solution:
+def _solution(problem: SearchProblem, solver: StageSolver, starts: tuple[int, ...]) -> Solution:
     stops = (*starts[1:], len(problem.chain))
     chosen: list[int] = []
     times = []

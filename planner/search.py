@@ -20,11 +20,11 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from costmodel.estimate import estimate
-from costmodel.layout import Mesh, Strategy
+from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
-from planner.space import ORDER_BY_STAGE, Candidate, Degrees, SearchSpace
+from planner.space import Candidate, Degrees, SearchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Finalist", "SearchResult", "search"]
 
-NANO = 10**9
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
+SLACKS = (1.02, 1.2, float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,6 @@ class SearchResult:
     pruned: dict[str, int]
     refused: dict[str, int]
     complete: bool
-    tightest: CandidateProblem | None
 
     @property
     def best(self) -> Finalist | None:
@@ -122,19 +121,20 @@ class _Run:
     space: SearchSpace
     min_fit: float
     wanted: int
-    heap: list[tuple[float, int, Degrees | CandidateProblem]] = field(default_factory=list)
+    bounds: CandidateBounds = field(init=False)
+    heap: list[tuple[float, int, Degrees | list[Candidate] | Candidate]] = field(
+        default_factory=list
+    )
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
     least_visited_s: float = float("inf")
     candidates: int = 0
     visited: int = 0
     simulated: int = 0
-    tightest: CandidateProblem | None = None
-    tightest_need: float = float("inf")
 
     def __post_init__(self) -> None:
+        self.bounds = CandidateBounds(self.context, min_fit=self.min_fit)
         self._order = count()
-        self._compute: dict[tuple[object, ...], tuple[int, int]] = {}
 
     @property
     def worth_s(self) -> float:
@@ -144,125 +144,80 @@ class _Run:
         return self.finalists[-1].estimate.step_s
 
     @property
-    def best_s(self) -> float:
-        """Step time of the best plan so far."""
-        return self.finalists[0].estimate.step_s if self.finalists else float("inf")
-
-    @property
     def bound_s(self) -> float:
         """What no layout of the space can beat, visited or not."""
         waiting = self.heap[0][0] if self.heap else float("inf")
-        return min(waiting, self.least_visited_s, self.best_s)
+        best = self.finalists[0].estimate.step_s if self.finalists else float("inf")
+        return min(waiting, self.least_visited_s, best)
 
     def bound_all(self) -> None:
         """Give every combination of degrees its bound from compute alone."""
         for degrees in self.space.degrees():
-            self.candidates += 1
-            self.heap.append((self._compute_bound_s(degrees), next(self._order), degrees))
+            self.heap.append((self.bounds.of_degrees_s(degrees), next(self._order), degrees))
+        self.candidates = len(self.heap)
         heapq.heapify(self.heap)
 
-    def _compute_bound_s(self, degrees: Degrees) -> float:
-        """As ``CandidateProblem.bound_s`` with no memory limit, no hand-over and no ZeRO."""
-        total, greatest = self._compute_ns(degrees)
-        p, v = degrees.pp, degrees.chunks
-        m = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
-        if degrees.schedule == "1f1b" and 1 < m <= p:
-            filled = total / (1 - (1 - 1 / m) ** p)
-        else:
-            filled = (m + (p - 1) / v) * total / p
-        ranks = degrees.tp * degrees.cp * degrees.pp * degrees.dp
-        return self.context.whole_step_s(max(filled, m * greatest) / NANO, ranks)
-
-    def _compute_ns(self, degrees: Degrees) -> tuple[int, int]:
-        """(sum over the model's layers, slowest layer) of one micro-batch, by shard shapes."""
-        key = (*degrees[:4], degrees.micro_batch, degrees.sequence_parallel)
-        if not self.context.cluster.is_uniform:
-            key = (*key, degrees.pp, degrees.dp)
-        if key not in self._compute:
-            shape = dict(zip(("tp", "cp", "ep", "expert_tp"), degrees[:4], strict=True))
-            strategy = Strategy(**shape, sequence_parallel=degrees.sequence_parallel)
-            mesh = Mesh(**shape, dp=degrees.dp, pp=degrees.pp, order=ORDER_BY_STAGE)
-            times = [
-                (
-                    int(
-                        self.context.compute(
-                            run.layer, strategy, degrees.micro_batch, mesh
-                        ).total_s
-                        * NANO
-                    ),
-                    run.count,
-                )
-                for run in self.context.model.runs
-            ]
-            self._compute[key] = sum(t * n for t, n in times), max(t for t, _ in times)
-        return self._compute[key]
-
     def visit(self) -> None:
-        """Open or solve the node with the least bound."""
+        """Sharpen, open or solve the node with the least bound."""
         bound, _, node = heapq.heappop(self.heap)
         self.visited += 1
-        if isinstance(node, CandidateProblem):
+        if isinstance(node, Candidate):
             self._solve(node, bound)
-            return
-        self.candidates -= 1
-        for candidate in self.space.candidates(node):
-            self.candidates += 1
-            problem = CandidateProblem(
-                context=self.context, candidate=candidate, min_fit=self.min_fit
-            )
-            if self._is_too_big(problem):
-                self.pruned["memory"] += 1
-                continue
-            sharper = max(bound, problem.least_bound_s)
-            heapq.heappush(self.heap, (sharper, next(self._order), problem))
-
-    def _is_too_big(self, problem: CandidateProblem) -> bool:
-        """Whether even the leanest strategies leave the stages too small on average."""
-        array = problem.problem
-        leanest = [
-            min(row[c][j] for row in array.memory for j in array.allowed[c])
-            for c in range(len(array.allowed))
-        ]
-        need = sum(leanest[c] for c in array.chain) / array.num_stages
-        room = max(array.limit)
-        self._note_tightest(problem, need / room if room > 0 else float("inf"))
-        return need > room
-
-    def _note_tightest(self, problem: CandidateProblem, need: float) -> None:
-        if not self.finalists and need < self.tightest_need:
-            self.tightest, self.tightest_need = problem, need
-
-    def _solve(self, problem: CandidateProblem, bound_s: float) -> None:
-        """Solve one candidate, simulate its undominated cuts, keep the best."""
-        found = self._cuts(problem)
-        if not found:
-            reason = "memory" if self.worth_s == float("inf") else "memory or bound"
-            self.pruned[reason] += 1
-            if self.finalists:
-                self.least_visited_s = min(self.least_visited_s, max(bound_s, self.worth_s))
-            return
-        own = min(
-            problem.bound_s(sum(each.stage_times_ns), max(each.stage_times_ns)) for each in found
-        )
-        self.least_visited_s = min(self.least_visited_s, max(bound_s, own))
-        fitting = [
-            finalist
-            for finalist in (self._simulate(problem, cut) for cut in found[:SIMULATED_CUTS])
-            if finalist is not None
-        ]
-        if fitting:
-            self._keep(min(fitting, key=lambda each: each.estimate.step_s))
+        elif isinstance(node, Degrees):
+            candidates = list(self.space.candidates(node))
+            self.candidates += len(candidates) - 1
+            sharper = self.bounds.of_memory_s(node, candidates) if candidates else None
+            if sharper is None:
+                self.pruned["memory"] += len(candidates)
+            else:
+                self._push(max(bound, sharper), candidates)
         else:
-            self.pruned["memory"] += 1
+            for candidate in node:
+                relaxed = self.bounds.of_candidate_s(candidate, self.worth_s)
+                if relaxed is None:
+                    self._prune_full()
+                else:
+                    self._push(max(bound, relaxed), candidate)
 
-    def _cuts(self, problem: CandidateProblem) -> list[Solution]:
+    def _push(self, bound_s: float, node: Degrees | list[Candidate] | Candidate) -> None:
+        heapq.heappush(self.heap, (bound_s, next(self._order), node))
+
+    def _prune_full(self) -> None:
+        """Count a candidate that does not fit, or fits only at more than the wanted time."""
+        self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
+
+    def _solve(self, candidate: Candidate, bound_s: float) -> None:
+        """Solve one candidate, simulate its undominated cuts, keep the best."""
+        problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
+        found = self._cuts(problem, bound_s)
+        if not found:
+            self._prune_full()
+            return
+        own = min(problem.bound_s(cut) for cut in found)
+        self.least_visited_s = min(self.least_visited_s, max(bound_s, own))
+        best: Finalist | None = None
+        for cut in found[:SIMULATED_CUTS]:
+            if best is not None and problem.bound_s(cut) >= best.estimate.step_s:
+                continue
+            finalist = self._simulate(problem, cut)
+            if best is None or (finalist and finalist.estimate.step_s < best.estimate.step_s):
+                best = finalist
+        if best is None:
+            self.pruned["memory"] += 1
+        else:
+            self._keep(best)
+
+    def _cuts(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
+        """Undominated cuts worth having: first those close to the bound, which are found fast."""
         array = problem.problem
-        return best_cuts(
-            array,
-            CountingStages(array),
-            value_ns=problem.bound_s,
-            worth_ns=self.worth_s,
-        )
+        solver = CountingStages(array)
+        for slack in SLACKS:
+            limit = min(bound_s * slack, self.worth_s)
+            sums, greatest = problem.limits_ns(limit)
+            found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
+            if found or limit == self.worth_s:
+                return found
+        return []
 
     def _simulate(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The exact estimate of a cut. Where the solver's memory was too hopeful (chunks of
@@ -283,7 +238,7 @@ class _Run:
                 min_fit=self.min_fit,
                 spare_bytes=problem.spare_bytes + max(over - gathered, 1 << 20),
             )
-            again = self._cuts(problem)
+            again = self._cuts(problem, own.step_s)
             if not again:
                 return None
             cut = again[0]
@@ -313,7 +268,6 @@ class _Run:
             pruned=pruned,
             refused=dict(self.space.refused),
             complete=complete,
-            tightest=self.tightest,
         )
 
 

@@ -92,6 +92,16 @@ class Candidate(NamedTuple):
             order=ORDERS[self.rank_order],
         )
 
+    @property
+    def num_ranks(self) -> int:
+        """GPUs that it uses."""
+        d = self.degrees
+        return d.tp * d.cp * d.dp * d.pp
+
+    def microbatches(self, training: TrainingSpec) -> int:
+        """Micro-batches of one replica in a step."""
+        return training.global_batch // (self.degrees.dp * self.degrees.micro_batch)
+
     def strategy(self, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
         """The strategy of a layer with ``recompute``."""
         d = self.degrees
@@ -285,7 +295,9 @@ class SearchSpace:
     def _schedules(self, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
         """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed."""
         microbatches = self.training.global_batch // (dp * micro_batch)
-        names = [name for name in self.rules.schedules if self.restrictions.allows("schedule", name)]
+        names = [
+            name for name in self.rules.schedules if self.restrictions.allows("schedule", name)
+        ]
         if "1f1b" in names and "gpipe" in names:
             names.remove("gpipe")
             self.refused["gpipe is dominated by 1f1b"] += 1
@@ -321,8 +333,10 @@ class SearchSpace:
         replicas = degrees.dp * degrees.cp
         groups = [replicas]
         inside = self.cluster.gpus_per_node // degrees.tp
-        divides = inside > 1 and replicas % inside == 0 and (
-            inside % degrees.cp == 0 or degrees.cp % inside == 0
+        divides = (
+            inside > 1
+            and replicas % inside == 0
+            and (inside % degrees.cp == 0 or degrees.cp % inside == 0)
         )
         if zero and self.rules.shard_subgroups and inside < replicas and divides:
             groups.append(inside)

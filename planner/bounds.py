@@ -1,0 +1,307 @@
+"""Lower bounds: what no layout of a candidate can beat, from compute and memory alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from costmodel.estimate import fit_limit
+from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
+from costmodel.schedules import SCHEDULES
+from costmodel.sharding import state_bytes
+from planner.space import ORDER_BY_STAGE
+from profiles.model import Block
+
+if TYPE_CHECKING:
+    from costmodel.context import CostContext
+    from costmodel.layers import LayerCost
+    from planner.space import Candidate, Degrees
+
+__all__ = ["CandidateBounds", "PipelineBound"]
+
+NANO = 10**9
+INFINITE = float("inf")
+GRADIENTS_SHARDED = 2  # ZeRO stage from which every micro-batch has traffic
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineBound:
+    """Least time of a pipeline with flush whose stages' times sum to W, the greatest being T.
+
+    The busiest stage works m times: m T. The pipeline also fills and drains: ``fill`` * W.
+
+    For 1F1B with m > p (or m = 1): stage k waits for the stages before it once, works m times,
+    and waits at least S_k - w_k F_k and S_k - w_k B_k for the stages behind it, where S_k is
+    their sum and w_k = p - 1 - k. The mean of these paths over k is (m + p - 1) W / p whatever
+    the division of W, so the greatest is no less. For v chunks (m + (p - 1) / v) W / p.
+    With 1 < m <= p only "the stages before it once, then m times" is certain; its least value
+    over all divisions is W / (1 - (1 - 1/m)^p).
+    """
+
+    schedule: str
+    stages: int
+    chunks: int
+    microbatches: int
+
+    @property
+    def fill(self) -> float:
+        """Factor of the sum of stage times."""
+        p, m = self.stages, self.microbatches
+        if self.schedule == "1f1b" and 1 < m <= p:
+            return 1 / (1 - (1 - 1 / m) ** p)
+        return (m + (p - 1) / self.chunks) / p
+
+    def passes_ns(self, sums: float, greatest: float) -> float:
+        """Least time of all passes."""
+        return max(self.fill * sums, self.microbatches * greatest)
+
+
+class _Option(NamedTuple):
+    """One layer under one recomputation: time of both passes and of the forward, bytes held,
+    bytes while it runs.
+    """
+
+    time_ns: float
+    forward_ns: float
+    saved_bytes: int
+    transient_bytes: int
+
+
+class CandidateBounds:
+    """Bounds of candidates. Costs are remembered by shard shape, which many candidates share."""
+
+    def __init__(self, context: CostContext, *, min_fit: float) -> None:
+        """Bind what all candidates have in common."""
+        self.context = context
+        self.usable = fit_limit(context, min_fit)
+        chain = context.chain
+        self.counts = [chain.count(c) for c in range(len(context.classes))]
+        blocks = [c for c, layer in enumerate(context.classes) if isinstance(layer, Block)]
+        self.main = max(blocks, key=lambda c: self.counts[c], default=None)
+        self._costs: dict[object, LayerCost] = {}
+        self._compute: dict[object, tuple[float, float]] = {}
+        self._flights: dict[object, tuple[float, ...]] = {}
+
+    def of_degrees_s(self, degrees: Degrees) -> float:
+        """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
+        key = self._shape(degrees)
+        if key not in self._compute:
+            times = [
+                self._cost(degrees, c, NO_RECOMPUTE).total_s * NANO for c in range(len(self.counts))
+            ]
+            total = sum(t * n for t, n in zip(times, self.counts, strict=True))
+            self._compute[key] = total, max(times)
+        total, greatest = self._compute[key]
+        return self._step_s(degrees, total, greatest)
+
+    def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
+        """With the memory limit, for the leanest of the candidates of some degrees and without
+        ZeRO's traffic: none of them is faster. None if none of them fits.
+        """
+        leanest = min(candidates, key=lambda each: self._resident(each, self.main or 0))
+        options = dict.fromkeys(option for each in candidates for option in each.recomputes)
+        lean = leanest._replace(recomputes=tuple(options))
+        if self.main is None:
+            return self.of_degrees_s(degrees)
+        return self._relaxed_s(lean, self._options(lean, self.main), 0.0, INFINITE)
+
+    def of_candidate_s(self, candidate: Candidate, worth_s: float) -> float | None:
+        """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
+        fits, or nothing that is faster than ``worth_s``.
+        """
+        if self.main is None:
+            return self.of_degrees_s(candidate.degrees)
+        options = self._with_states(candidate, self._options(candidate, self.main))
+        return self._relaxed_s(candidate, options, self._between_s(candidate), worth_s)
+
+    def _relaxed_s(
+        self, candidate: Candidate, options: list[_Option], between_s: float, worth_s: float
+    ) -> float | None:
+        """The relaxation: fractional layers, free cuts.
+
+        Blocks of the most frequent class are divided over the stages at the least total time;
+        every stage may hold blocks until its memory is full, and then more of them by changing
+        some to a slower, smaller recomputation. First and last layer stand on their stages, all
+        others count with their fastest time and no memory.
+        """
+        assert self.main is not None
+        degrees = candidate.degrees
+        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
+        passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
+        most = passes / candidate.microbatches(self.context.training) / options[0].time_ns
+        resident = self._resident(candidate, self.main)
+        own = _least_time(self.counts[self.main], rooms, resident, options, most)
+        if own is None:
+            return None
+        times = [
+            self._cost(degrees, c, NO_RECOMPUTE).total_s * NANO for c in range(len(self.counts))
+        ]
+        total = own + between_s * NANO
+        total += sum(
+            t * n for c, (t, n) in enumerate(zip(times, self.counts, strict=True)) if c != self.main
+        )
+        return self._step_s(degrees, total, max(times))
+
+    def _with_states(self, candidate: Candidate, options: list[_Option]) -> list[_Option]:
+        """The options with ZeRO's traffic in every micro-batch."""
+        assert self.main is not None
+        if candidate.zero < GRADIENTS_SHARDED:
+            return options
+        context = self.context
+        cost = self._cost(candidate.degrees, self.main, NO_RECOMPUTE)
+        states = context.states(cost, candidate.mesh, candidate.zero, candidate.shard_group)
+        forward, backward = states.forward_comm_s, states.backward_comm_s
+        return [
+            option._replace(
+                time_ns=option.time_ns
+                + context.exposed(forward, option.forward_ns / NANO) * NANO
+                + context.exposed(backward, (option.time_ns - option.forward_ns) / NANO) * NANO
+            )
+            for option in options
+        ]
+
+    def _between_s(self, candidate: Candidate) -> float:
+        """Hand-over and host time of one micro-batch on all stages together."""
+        degrees = candidate.degrees
+        host = degrees.pp * degrees.chunks * self.context.own.micro_batch_s
+        sends = self.context.handed_over_s(
+            candidate.mesh, candidate.strategy(), degrees.micro_batch, degrees.chunks
+        )
+        return host + sum(sends)
+
+    def _step_s(self, degrees: Degrees, total_ns: float, greatest_ns: float) -> float:
+        microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
+        bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
+        ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
+        return self.context.whole_step_s(bound.passes_ns(total_ns, greatest_ns) / NANO, ranks)
+
+    def _shape(self, degrees: Degrees) -> tuple[object, ...]:
+        """What decides the compute of one layer on one rank."""
+        key = (*degrees[:4], degrees.micro_batch, degrees.sequence_parallel)
+        if self.context.cluster.is_uniform:
+            return key
+        return (*key, degrees.pp, degrees.dp)
+
+    def _cost(self, degrees: Degrees, c: int, recompute: Recompute) -> LayerCost:
+        key = (self._shape(degrees), c, recompute)
+        if key not in self._costs:
+            shape = dict(zip(("tp", "cp", "ep", "expert_tp"), degrees[:4], strict=True))
+            self._costs[key] = self.context.compute(
+                self.context.classes[c],
+                Strategy(
+                    **shape,
+                    sequence_parallel=degrees.sequence_parallel,
+                    recompute=recompute,
+                ),
+                degrees.micro_batch,
+                Mesh(**shape, dp=degrees.dp, pp=degrees.pp, order=ORDER_BY_STAGE),
+            )
+        return self._costs[key]
+
+    def _options(self, candidate: Candidate, c: int) -> list[_Option]:
+        """Undominated recomputations of a layer, fastest first."""
+        costs = [self._cost(candidate.degrees, c, each) for each in candidate.recomputes]
+        found: list[_Option] = []
+        for option in sorted(
+            _Option(
+                cost.total_s * NANO,
+                cost.forward.total_s * NANO,
+                cost.saved_bytes,
+                cost.transient_bytes,
+            )
+            for cost in costs
+        ):
+            if not found or option.saved_bytes < found[-1].saved_bytes:
+                found.append(option)
+        return found
+
+    def _resident(self, candidate: Candidate, c: int) -> int:
+        cost = self._cost(candidate.degrees, c, NO_RECOMPUTE)
+        training, zero = self.context.training, candidate.zero
+        dense = state_bytes(cost.dense_params, zero, candidate.shard_group, training)
+        if not cost.expert_params:
+            return dense.total
+        shards = candidate.mesh.expert_dp
+        return dense.total + state_bytes(cost.expert_params, zero, shards, training).total
+
+    def _rooms(self, candidate: Candidate, working: int) -> list[tuple[float, float]]:
+        """(micro-batches in flight, bytes for blocks) of each stage."""
+        degrees, own = candidate.degrees, self.context.own
+        outside = own.context_bytes + self.context.communicator_bytes(candidate.mesh)
+        room = (self.usable - outside) / (1 + own.reserve) - working
+        room -= self.context.gathered_bytes(candidate.strategy(), degrees.micro_batch)
+        flights = self._in_flight(candidate)
+        rooms = [(flight, room) for flight in flights]
+        for stage, c in ((0, self.context.chain[0]), (-1, self.context.chain[-1])):
+            if c != self.main:
+                cost = self._cost(degrees, c, NO_RECOMPUTE)
+                flight, left = rooms[stage]
+                left -= cost.saved_bytes * flight
+                if degrees.pp > 1 or stage == 0:  # a tied head on one stage holds nothing more
+                    left -= self._resident(candidate, c)
+                rooms[stage] = flight, left
+        return rooms
+
+    def _in_flight(self, candidate: Candidate) -> tuple[float, ...]:
+        degrees = candidate.degrees
+        microbatches = candidate.microbatches(self.context.training)
+        key = (degrees.schedule, degrees.pp, degrees.chunks, microbatches)
+        if key not in self._flights:
+            flight = SCHEDULES[degrees.schedule].in_flight
+            self._flights[key] = tuple(
+                flight(degrees.pp, degrees.chunks, microbatches, s) for s in range(degrees.pp)
+            )
+        return self._flights[key]
+
+
+def _least_time(
+    count: int,
+    rooms: list[tuple[float, float]],
+    resident: int,
+    options: list[_Option],
+    most: float,
+) -> float | None:
+    """Least total time of ``count`` fractional layers over stages of these rooms, at most
+    ``most`` on each; None if they do not fit.
+    """
+    fastest = options[0]
+    fast_room = 0.0
+    for flight, room in rooms:
+        if room < 0:
+            return None
+        fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
+    if fast_room >= count:
+        return count * fastest.time_ns
+    segments: list[tuple[float, float]] = []
+    for flight, room in rooms:
+        segments += _segments(room, flight, resident, options, most)
+    left, total = float(count), 0.0
+    for marginal, width in sorted(segments):
+        taken = min(left, width)
+        total += taken * marginal
+        left -= taken
+        if left <= 0:
+            return total
+    return None
+
+
+def _segments(
+    room: float, flight: float, resident: int, options: list[_Option], most: float
+) -> list[tuple[float, float]]:
+    """(time of one more layer, how many more) of one stage: the convex cost of its layers."""
+    sizes = [resident + option.saved_bytes * flight for option in options]
+    now, held = 0, min(most, room / sizes[0])
+    found = [(options[0].time_ns, held)]
+    while now < len(options) - 1 and held < most:
+        slope, chosen = min(
+            (
+                (options[k].time_ns * sizes[now] - options[now].time_ns * sizes[k])
+                / (sizes[now] - sizes[k]),
+                k,
+            )
+            for k in range(now + 1, len(options))
+        )
+        reach = min(most, room / sizes[chosen])
+        found.append((slope, reach - held))
+        now, held = chosen, reach
+    return found
