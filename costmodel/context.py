@@ -210,6 +210,13 @@ class CostContext:
         hidden = self.own.dp_overlap * min(traffic_s, window_s)
         return traffic_s - hidden * (1 - self.own.overlap_slowdown)
 
+    def once_s(self, states: StateCost, *, forward_s: float, backward_s: float) -> float:
+        """Seconds a step that a layer adds beside its passes: the optimizer, and gradient traffic
+        beyond what its own passes can hide.
+        """
+        traffic = self.exposed(states.reduce_s, backward_s)
+        return states.optimizer_s + traffic + self.exposed(states.gather_s, forward_s)
+
     def jitter(self, num_ranks: int) -> float:
         """Part by which a step grows since it waits for the slowest of many nodes."""
         nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)

@@ -21,13 +21,16 @@ Order = list[tuple[int, int, int]]
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A schedule: its orders, and how many micro-batches (of a stage's whole share) are in
-    flight at most on each stage.
+    flight at most on each stage. ``steady``: after a warm-up it repeats the same passes for every
+    further group of micro-batches (of p, if it interleaves), so neither its greatest memory nor
+    the time of one more group depends on how many there are.
     """
 
     name: str
     order: Callable[[int, int, int, int], Order]
     in_flight: Callable[[int, int, int, int], float]
     interleaves: bool = False
+    steady: bool = True
 
     def problem(self, *, stages: int, chunks: int, microbatches: int) -> str | None:
         """Why the schedule cannot run so, with the nearest legal value; None if it can."""
@@ -100,7 +103,7 @@ def _interleaved_in_flight(stages: int, chunks: int, microbatches: int, stage: i
 SCHEDULES = {
     schedule.name: schedule
     for schedule in (
-        Schedule("gpipe", _gpipe, _all_in_flight),
+        Schedule("gpipe", _gpipe, _all_in_flight, steady=False),
         Schedule("1f1b", _one_f_one_b, _as_many_as_follow),
         Schedule("interleaved-1f1b", _interleaved, _interleaved_in_flight, interleaves=True),
     )

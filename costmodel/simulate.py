@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["DeadlockError", "Timeline", "peak_held", "simulate"]
 
 
+SHORT_RUN = 4  # micro-batches per stage after which a steady schedule has warmed up
+STEADY = 1e-11  # relative difference that rounding of the additions may leave
+
+
 class DeadlockError(RuntimeError):
     """A schedule whose passes wait for one another: our own bug, never the user's."""
 
@@ -47,46 +51,84 @@ def simulate(
 ) -> Timeline:
     """Run ``schedule``: durations are ``[stage][chunk]`` of one micro-batch; ``delay_s[s]`` is
     the time between a pass on stage s and its follower on stage s + 1 (the last: back to 0).
+
+    Long runs are cut short where that changes nothing. The end of every stage is a convex,
+    piecewise linear function of the number of groups of micro-batches (a longest path through
+    equal groups), whose slope cannot exceed the busiest stage's time for one group. Once the
+    slope has reached that, it stays, and the rest is a multiplication.
     """
-    stages, chunks = len(forward_s), len(forward_s[0])
-    orders = [schedule.order(stages, chunks, microbatches, stage) for stage in range(stages)]
-    last = stages * chunks - 1
-    ended = [[[-1.0] * microbatches for _ in range(stages * chunks)] for _ in range(2)]
-    clock, position = [0.0] * stages, [0] * stages
-    remaining = sum(len(order) for order in orders)
-    durations = (forward_s, backward_s)
-    while remaining:
-        before = remaining
-        for stage in range(stages):
-            order, now, at = orders[stage], clock[stage], position[stage]
-            while at < len(order):
-                kind, chunk, batch = order[at]
-                virtual = chunk * stages + stage
-                if kind == FORWARD:
-                    ready = 0.0
-                    if virtual:
-                        ready = ended[FORWARD][virtual - 1][batch]
-                        if ready < 0:
-                            break
-                        ready += delay_s[stage - 1]
-                elif virtual == last:
-                    ready = ended[FORWARD][virtual][batch]
+    passes = _Passes(schedule, forward_s, backward_s, delay_s)
+    busiest = max(sum(f) + sum(b) for f, b in zip(forward_s, backward_s, strict=True))
+    stages = len(forward_s)
+    group = stages if schedule.interleaves else 1
+    short = SHORT_RUN * stages + microbatches % stages
+    while schedule.steady and stages > 1 and short + stages < microbatches:
+        before, after = passes.run(short), passes.run(short + stages)
+        slopes = [b - a for a, b in zip(before, after, strict=True)]
+        steady = all(abs(s - stages * busiest) <= STEADY * stages * busiest for s in slopes)
+        if steady and not any(delay_s):
+            groups = (microbatches - short - stages) / stages
+            return Timeline(tuple(e + groups * stages * busiest for e in after))
+        short += max(short // group * group, group)
+        short += (microbatches - short) % stages
+    return Timeline(tuple(passes.run(microbatches)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """A schedule with its durations."""
+
+    schedule: Schedule
+    forward_s: Sequence[Sequence[float]]
+    backward_s: Sequence[Sequence[float]]
+    delay_s: Sequence[float]
+
+    def run(self, microbatches: int) -> list[float]:
+        """End of the last pass of each stage: rank after rank runs as far as it can."""
+        stages, chunks = len(self.forward_s), len(self.forward_s[0])
+        orders = [
+            iter(self.schedule.order(stages, chunks, microbatches, stage))
+            for stage in range(stages)
+        ]
+        ended = [[[-1.0] * microbatches for _ in range(stages * chunks)] for _ in range(2)]
+        clock = [0.0] * stages
+        waiting = [next(order, None) for order in orders]
+        while any(waiting):
+            progress = False
+            for stage, order in enumerate(orders):
+                now, action = clock[stage], waiting[stage]
+                while action is not None:
+                    kind, chunk, batch = action
+                    ready = self._ready(ended, stage, action)
                     if ready < 0:
                         break
-                else:
-                    ready = ended[BACKWARD][virtual + 1][batch]
-                    if ready < 0:
-                        break
-                    ready += delay_s[stage]
-                now = max(now, ready) + durations[kind][stage][chunk]
-                ended[kind][virtual][batch] = now
-                at += 1
-            remaining -= at - position[stage]
-            clock[stage], position[stage] = now, at
-        if remaining == before:
-            msg = f"{schedule.name} with {stages} stages, {chunks} chunks, {microbatches} batches"
-            raise DeadlockError(msg)
-    return Timeline(tuple(clock))
+                    seconds = self.backward_s if kind == BACKWARD else self.forward_s
+                    now = max(now, ready) + seconds[stage][chunk]
+                    ended[kind][chunk * stages + stage][batch] = now
+                    action = next(order, None)
+                    progress = True
+                clock[stage], waiting[stage] = now, action
+            if not progress:
+                msg = f"{self.schedule.name}: {stages} stages, {chunks} chunks, {microbatches}"
+                raise DeadlockError(msg)
+        return clock
+
+    def _ready(
+        self, ended: list[list[list[float]]], stage: int, action: tuple[int, int, int]
+    ) -> float:
+        """When the pass that ``action`` follows has arrived; negative if it has not run yet."""
+        kind, chunk, batch = action
+        stages = len(self.forward_s)
+        virtual = chunk * stages + stage
+        if kind == FORWARD:
+            if virtual == 0:
+                return 0.0
+            arrived, delay = ended[FORWARD][virtual - 1][batch], self.delay_s[stage - 1]
+        elif virtual == len(ended[BACKWARD]) - 1:
+            return ended[FORWARD][virtual][batch]
+        else:
+            arrived, delay = ended[BACKWARD][virtual + 1][batch], self.delay_s[stage]
+        return arrived if arrived < 0 else arrived + delay
 
 
 def peak_held(
@@ -97,6 +139,8 @@ def peak_held(
     ``held_bytes[stage][chunk]`` is held by one micro-batch. A rank's order alone decides it.
     """
     stages, chunks = len(held_bytes), len(held_bytes[0])
+    if schedule.steady:  # a warm-up is at most 2 (p - 1) + (v - 1) p passes of v chunks
+        microbatches = min(microbatches, SHORT_RUN * stages)
     peaks = []
     for stage, held in enumerate(held_bytes):
         order = np.array(schedule.order(stages, chunks, microbatches, stage))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
@@ -36,6 +37,11 @@ class PipelineBound:
     the division of W, so the greatest is no less. For v chunks (m + (p - 1) / v) W / p.
     With 1 < m <= p only "the stages before it once, then m times" is certain; its least value
     over all divisions is W / (1 - (1 - 1/m)^p).
+
+    All those paths end with the first stage's last backward, after which it still reduces its
+    gradients and updates its weights: with ``tails``, the time of that on all stages, at most
+    (m - 1) / (p - 1) of the passes, a smaller first stage costs more in passes than it saves
+    there, so its mean, tails / p, comes on top.
     """
 
     schedule: str
@@ -51,9 +57,16 @@ class PipelineBound:
             return 1 / (1 - (1 - 1 / m) ** p)
         return (m + (p - 1) / self.chunks) / p
 
-    def passes_ns(self, sums: float, greatest: float) -> float:
-        """Least time of all passes."""
-        return max(self.fill * sums, self.microbatches * greatest)
+    def tail(self, sums: float, tails: float) -> float:
+        """What must follow the passes on the first stage."""
+        p, m = self.stages, self.microbatches
+        if p > 1 and (m <= p or tails * (p - 1) > sums * (m - 1)):
+            return 0.0
+        return tails / p
+
+    def least(self, sums: float, greatest: float, tails: float) -> float:
+        """Least time of all passes and what follows them."""
+        return max(self.fill * sums + self.tail(sums, tails), self.microbatches * greatest)
 
 
 class _Option(NamedTuple):
@@ -65,6 +78,12 @@ class _Option(NamedTuple):
     forward_ns: float
     saved_bytes: int
     transient_bytes: int
+
+    @classmethod
+    def of(cls, cost: LayerCost) -> Self:
+        """The part of a layer's cost that decides."""
+        seconds = cost.total_s * NANO
+        return cls(seconds, cost.forward.total_s * NANO, cost.saved_bytes, cost.transient_bytes)
 
 
 class CandidateBounds:
@@ -80,6 +99,7 @@ class CandidateBounds:
         self.main = max(blocks, key=lambda c: self.counts[c], default=None)
         self._costs: dict[object, LayerCost] = {}
         self._compute: dict[object, tuple[float, float]] = {}
+        self._found_options: dict[object, list[_Option]] = {}
         self._flights: dict[object, tuple[float, ...]] = {}
 
     def of_degrees_s(self, degrees: Degrees) -> float:
@@ -92,18 +112,44 @@ class CandidateBounds:
             total = sum(t * n for t, n in zip(times, self.counts, strict=True))
             self._compute[key] = total, max(times)
         total, greatest = self._compute[key]
-        return self._step_s(degrees, total, greatest)
+        if self.main is not None:
+            block = self._cost(degrees, self.main, NO_RECOMPUTE).total_s * NANO
+            greatest = max(greatest, self._busiest_ns(degrees, block))
+        return self._step_s(degrees, total, greatest, 0.0)
+
+    def _busiest_ns(self, degrees: Degrees, block_ns: float) -> float:
+        """Least time of the fullest stage when blocks of ``block_ns`` stay whole and the last
+        stage has the model's last layer too.
+
+        With at most k blocks a stage and M = k t, the last stage has room for (M - h) / t of them
+        beside a head of h. Either the least such M, or one block fewer everywhere but there.
+        """
+        assert self.main is not None
+        blocks, stages = self.counts[self.main], degrees.pp
+        last = self.context.chain[-1]
+        head = 0.0
+        if last != self.main:
+            head = self._cost(degrees, last, NO_RECOMPUTE).total_s * NANO
+        lost = head / block_ns
+        most = -(-blocks // stages)
+        while (stages - 1) * most + max(0, math.floor(most - lost)) < blocks:
+            most += 1
+        beside = blocks - (stages - 1) * (most - 1)
+        last_stage = head + max(0, beside) * block_ns
+        return max(min(most * block_ns, last_stage), (most - 1) * block_ns)
 
     def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
         ZeRO's traffic: none of them is faster. None if none of them fits.
         """
-        leanest = min(candidates, key=lambda each: self._resident(each, self.main or 0))
-        options = dict.fromkeys(option for each in candidates for option in each.recomputes)
-        lean = leanest._replace(recomputes=tuple(options))
         if self.main is None:
             return self.of_degrees_s(degrees)
-        return self._relaxed_s(lean, self._options(lean, self.main), 0.0, INFINITE)
+        main = self.main
+        leanest = min(candidates, key=lambda each: self._resident(each, main))
+        families = dict.fromkeys(option for each in candidates for option in each.recomputes)
+        lean = leanest._replace(recomputes=tuple(families))
+        sums = self._relaxed_ns(lean, self._options(lean, main), INFINITE)
+        return None if sums is None else self._step_s(degrees, sums, 0.0, 0.0)
 
     def of_candidate_s(self, candidate: Candidate, worth_s: float) -> float | None:
         """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
@@ -111,13 +157,24 @@ class CandidateBounds:
         """
         if self.main is None:
             return self.of_degrees_s(candidate.degrees)
-        options = self._with_states(candidate, self._options(candidate, self.main))
-        return self._relaxed_s(candidate, options, self._between_s(candidate), worth_s)
+        options, once_s = self._with_states(candidate, self._options(candidate, self.main))
+        sums = self._relaxed_ns(candidate, options, worth_s)
+        if sums is None:
+            return None
+        sums += self._between_s(candidate) * NANO
+        tails = once_s * self.counts[self.main] * NANO
+        degrees = candidate.degrees
+        per_batch = once_s * NANO / candidate.microbatches(self.context.training)
+        greatest = max(
+            self._compute[self._shape(degrees)][1],
+            self._busiest_ns(degrees, options[0].time_ns + per_batch),
+        )
+        return self._step_s(degrees, sums, greatest, tails)
 
-    def _relaxed_s(
-        self, candidate: Candidate, options: list[_Option], between_s: float, worth_s: float
+    def _relaxed_ns(
+        self, candidate: Candidate, options: list[_Option], worth_s: float
     ) -> float | None:
-        """The relaxation: fractional layers, free cuts.
+        """Least sum of the stages' times for fractional layers and free cuts.
 
         Blocks of the most frequent class are divided over the stages at the least total time;
         every stage may hold blocks until its memory is full, and then more of them by changing
@@ -125,33 +182,34 @@ class CandidateBounds:
         others count with their fastest time and no memory.
         """
         assert self.main is not None
-        degrees = candidate.degrees
+        degrees, main = candidate.degrees, self.main
         rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns
-        resident = self._resident(candidate, self.main)
-        own = _least_time(self.counts[self.main], rooms, resident, options, most)
+        resident = self._resident(candidate, main)
+        own = _least_time(self.counts[main], rooms, resident, options, most)
         if own is None:
             return None
-        times = [
-            self._cost(degrees, c, NO_RECOMPUTE).total_s * NANO for c in range(len(self.counts))
-        ]
-        total = own + between_s * NANO
-        total += sum(
-            t * n for c, (t, n) in enumerate(zip(times, self.counts, strict=True)) if c != self.main
-        )
-        return self._step_s(degrees, total, max(times))
+        total, _ = self._compute[self._shape(degrees)]
+        fastest = self._cost(degrees, main, NO_RECOMPUTE).total_s * NANO
+        return own + total - fastest * self.counts[main]
 
-    def _with_states(self, candidate: Candidate, options: list[_Option]) -> list[_Option]:
-        """The options with ZeRO's traffic in every micro-batch."""
+    def _with_states(
+        self, candidate: Candidate, options: list[_Option]
+    ) -> tuple[list[_Option], float]:
+        """The options with ZeRO's traffic in every micro-batch, and what one layer adds once a
+        step.
+        """
         assert self.main is not None
-        if candidate.zero < GRADIENTS_SHARDED:
-            return options
-        context = self.context
+        context, zero = self.context, candidate.zero
         cost = self._cost(candidate.degrees, self.main, NO_RECOMPUTE)
-        states = context.states(cost, candidate.mesh, candidate.zero, candidate.shard_group)
+        states = context.states(cost, candidate.mesh, zero, candidate.shard_group)
+        behind = max(option.time_ns - option.forward_ns for option in options) / NANO
+        once = context.once_s(states, forward_s=options[0].forward_ns / NANO, backward_s=behind)
+        if zero < GRADIENTS_SHARDED:
+            return options, once
         forward, backward = states.forward_comm_s, states.backward_comm_s
-        return [
+        loaded = [
             option._replace(
                 time_ns=option.time_ns
                 + context.exposed(forward, option.forward_ns / NANO) * NANO
@@ -159,6 +217,7 @@ class CandidateBounds:
             )
             for option in options
         ]
+        return loaded, once
 
     def _between_s(self, candidate: Candidate) -> float:
         """Hand-over and host time of one micro-batch on all stages together."""
@@ -169,11 +228,11 @@ class CandidateBounds:
         )
         return host + sum(sends)
 
-    def _step_s(self, degrees: Degrees, total_ns: float, greatest_ns: float) -> float:
+    def _step_s(self, degrees: Degrees, sums: float, greatest: float, tails: float) -> float:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
         bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
-        return self.context.whole_step_s(bound.passes_ns(total_ns, greatest_ns) / NANO, ranks)
+        return self.context.whole_step_s(bound.least(sums, greatest, tails) / NANO, ranks)
 
     def _shape(self, degrees: Degrees) -> tuple[object, ...]:
         """What decides the compute of one layer on one rank."""
@@ -200,20 +259,15 @@ class CandidateBounds:
 
     def _options(self, candidate: Candidate, c: int) -> list[_Option]:
         """Undominated recomputations of a layer, fastest first."""
-        costs = [self._cost(candidate.degrees, c, each) for each in candidate.recomputes]
-        found: list[_Option] = []
-        for option in sorted(
-            _Option(
-                cost.total_s * NANO,
-                cost.forward.total_s * NANO,
-                cost.saved_bytes,
-                cost.transient_bytes,
-            )
-            for cost in costs
-        ):
-            if not found or option.saved_bytes < found[-1].saved_bytes:
-                found.append(option)
-        return found
+        key = (self._shape(candidate.degrees), c, candidate.recomputes)
+        if key not in self._found_options:
+            costs = [self._cost(candidate.degrees, c, each) for each in candidate.recomputes]
+            found: list[_Option] = []
+            for option in sorted(_Option.of(cost) for cost in costs):
+                if not found or option.saved_bytes < found[-1].saved_bytes:
+                    found.append(option)
+            self._found_options[key] = found
+        return self._found_options[key]
 
     def _resident(self, candidate: Candidate, c: int) -> int:
         cost = self._cost(candidate.degrees, c, NO_RECOMPUTE)

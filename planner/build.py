@@ -59,11 +59,6 @@ class CandidateProblem:
         """Class of each layer."""
         return self.context.chain
 
-    @property
-    def has_unequal_blocks(self) -> bool:
-        """Whether blocks differ, so that a stage's share depends on where its chunks lie."""
-        return sum(isinstance(layer, Block) for layer in self.classes) > 1
-
     @cached_property
     def steps(self) -> tuple[tuple[LayerStep, ...], ...]:
         """``steps[class][strategy]``: cost of one layer of each class under each strategy."""
@@ -85,17 +80,6 @@ class CandidateProblem:
         """Only blocks can be recomputed; the first strategy stands for "as is" elsewhere."""
         return tuple(range(len(self.strategies))) if isinstance(self.classes[c], Block) else (0,)
 
-    def once_s(self, c: int) -> float:
-        """Least seconds a step that a layer of class ``c`` adds beside its passes: the optimizer,
-        and gradient traffic that cannot hide behind its own passes.
-        """
-        step, exposed = self.steps[c][0], self.context.exposed
-        states = step.states
-        behind = max(each.backward.total_s for each in self.steps[c])
-        traffic = exposed(states.reduce_s, behind)
-        traffic += exposed(states.gather_s, step.forward.total_s)
-        return states.optimizer_s + traffic
-
     @cached_property
     def once_per_batch_ns(self) -> int:
         """What all layers add once a step, divided over the micro-batches."""
@@ -104,7 +88,14 @@ class CandidateProblem:
     @cached_property
     def _once_ns(self) -> tuple[int, ...]:
         scale = NANO / self.microbatches
-        return tuple(int(self.once_s(c) * scale) for c in range(len(self.classes)))
+        once = []
+        for row in self.steps:
+            behind = max(step.backward.total_s for step in row)
+            seconds = self.context.once_s(
+                row[0].states, forward_s=row[0].forward.total_s, backward_s=behind
+            )
+            once.append(int(seconds * scale))
+        return tuple(once)
 
     @cached_property
     def time_ns(self) -> tuple[tuple[int, ...], ...]:
@@ -170,31 +161,38 @@ class CandidateProblem:
         degrees = self.candidate.degrees
         return PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, self.microbatches)
 
+    @cached_property
+    def _tails_ns(self) -> int:
+        """What all blocks add once a step."""
+        blocks = (c for c in self.chain if isinstance(self.classes[c], Block))
+        return sum(self._once_ns[c] for c in blocks) * self.microbatches
+
     def bound_s(self, cut: Solution) -> float:
         """A step time that no layout with the stage times of ``cut`` can beat."""
-        passes = sum(cut.stage_times_ns) - self.once_per_batch_ns
-        return self._step_s(self.pipeline.passes_ns(passes, self._busiest_ns(cut)))
+        sums = sum(cut.stage_times_ns)
+        greatest = max(cut.stage_times_ns)
+        if self._moves_blocks:
+            greatest = sums // len(cut.stage_times_ns)
+        least = self.pipeline.least(sums - self.once_per_batch_ns, greatest, self._tails_ns)
+        return self.context.whole_step_s(least / NANO, self.candidate.num_ranks)
 
-    def _busiest_ns(self, cut: Solution) -> int:
-        """With unequal blocks in several chunks a stage does not hold what the cut gave it; only
-        the mean is certain.
+    @property
+    def _moves_blocks(self) -> bool:
+        """With unequal blocks in several chunks a stage does not hold what the cut gave it: only
+        the mean of the stages is certain.
         """
-        if self.has_unequal_blocks and self.candidate.degrees.chunks > 1:
-            return sum(cut.stage_times_ns) // len(cut.stage_times_ns)
-        return max(cut.stage_times_ns)
-
-    def _step_s(self, passes_ns: float) -> float:
-        return self.context.whole_step_s(passes_ns / NANO, self.candidate.mesh.num_ranks)
+        blocks = sum(isinstance(layer, Block) for layer in self.classes)
+        return blocks > 1 and self.candidate.degrees.chunks > 1
 
     def limits_ns(self, worth_s: float) -> tuple[float, float]:
         """Greatest sum of stage times and greatest stage time of a layout that takes less than
         ``worth_s``: ``bound_s`` solved for each of them.
         """
-        passes_ns = self.context.passes_s(worth_s, self.candidate.mesh.num_ranks) * NANO
-        sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
-        if self.has_unequal_blocks and self.candidate.degrees.chunks > 1:
-            return sums, float("inf")
-        return sums, passes_ns / self.microbatches
+        passes_ns = self.context.passes_s(worth_s, self.candidate.num_ranks) * NANO
+        least = self.problem.least_time_ns[-1] - self.once_per_batch_ns
+        tail = self.pipeline.tail(least, self._tails_ns)
+        sums = (passes_ns - tail) / self.pipeline.fill + self.once_per_batch_ns
+        return sums, float("inf") if self._moves_blocks else passes_ns / self.microbatches
 
     def option(self, c: int, j: int) -> Recompute:
         """Recomputation that strategy ``j`` means for a layer of class ``c``."""

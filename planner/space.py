@@ -293,7 +293,10 @@ class SearchSpace:
                     yield ep, expert_tp
 
     def _schedules(self, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
-        """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed."""
+        """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed.
+        Chunks divide the blocks of the fullest stage: interleaved passes of unequal length wait
+        for one another.
+        """
         microbatches = self.training.global_batch // (dp * micro_batch)
         names = [
             name for name in self.rules.schedules if self.restrictions.allows("schedule", name)
@@ -301,10 +304,10 @@ class SearchSpace:
         if "1f1b" in names and "gpipe" in names:
             names.remove("gpipe")
             self.refused["gpipe is dominated by 1f1b"] += 1
-        most = min(LARGEST_CHUNKS, max(1, self.model.num_blocks) // pp)
+        share = -(-max(1, self.model.num_blocks) // pp)
         for name in names:
-            for chunks in range(1, most + 1):
-                if not self.restrictions.allows("chunks", chunks):
+            for chunks in range(1, min(LARGEST_CHUNKS, share) + 1):
+                if share % chunks or not self.restrictions.allows("chunks", chunks):
                     continue
                 problem = SCHEDULES[name].problem(
                     stages=pp, chunks=chunks, microbatches=microbatches

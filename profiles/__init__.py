@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from profiles.cluster import ClusterSpec
     from profiles.errors import InfeasibleError, InputError
     from profiles.model import ModelSpec
+    from profiles.reference import load_model_or_cluster
     from profiles.training import TrainingSpec
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "load_calibration",
     "load_cluster",
     "load_model",
+    "load_model_or_cluster",
     "load_training",
 ]
 
@@ -43,6 +45,7 @@ _MODULES: Final = {
     "InputError": "profiles.errors",
     "ModelSpec": "profiles.model",
     "TrainingSpec": "profiles.training",
+    "load_model_or_cluster": "profiles.reference",
 }
 
 

@@ -100,7 +100,7 @@ class ClusterSpec:
         """Machines of the whole cluster."""
         return sum(group.count for group in self.groups)
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether every node is equal."""
         return len({group.node for group in self.groups}) == 1

@@ -8,7 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["AttentionKernel", "GradDtype", "Optimizer", "Precision", "TrainingSpec"]
+__all__ = [
+    "DEFAULT_GLOBAL_BATCH",
+    "DEFAULT_SEQ_LEN",
+    "AttentionKernel",
+    "GradDtype",
+    "Optimizer",
+    "Precision",
+    "TrainingSpec",
+]
+
+# Where neither a file nor a flag says them: four million tokens a step.
+DEFAULT_GLOBAL_BATCH = 1024
+DEFAULT_SEQ_LEN = 4096
 
 
 class Precision(StrEnum):
