@@ -151,13 +151,12 @@ def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> E
     worst = max(memory, key=lambda each: each.device_bytes)
     own, used = context.own, layout.mesh.num_ranks
     probability = _fit_probability(worst.device_bytes, context)
-    spread, memory_spread = (
-        math.exp(Z_COVERAGE * sigma) for sigma in (own.step_time_sigma, own.memory_sigma)
-    )
+    fast, slow = own.step_time_90
+    memory_spread = math.exp(Z_COVERAGE * own.memory_sigma)
     total_flop = context.model_flop_per_sequence * context.training.global_batch
     return Estimate(
         step_s=step_s,
-        interval_s=(step_s / spread, step_s * spread),
+        interval_s=(step_s * fast, step_s * slow),
         tokens_per_s_per_gpu=context.training.tokens / step_s / used,
         mfu=total_flop / (step_s * used * context.peak_flop_per_s),
         peak_mem_bytes=worst.device_bytes,

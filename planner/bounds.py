@@ -171,6 +171,19 @@ class CandidateBounds:
         )
         return self._step_s(degrees, sums, greatest, tails)
 
+    def crowding(self, candidate: Candidate) -> float:
+        """Memory of all blocks under the leanest recomputation over what all stages have for
+        them; above 1 the candidate cannot fit.
+        """
+        if self.main is None:
+            return 0.0
+        options = self._options(candidate, self.main)
+        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
+        resident = self._resident(candidate, self.main)
+        saved = min(option.saved_bytes for option in options)
+        held = sum(max(room, 0.0) / (resident + saved * flight) for flight, room in rooms)
+        return INFINITE if held == 0 else self.counts[self.main] / held
+
     def _relaxed_ns(
         self, candidate: Candidate, options: list[_Option], worth_s: float
     ) -> float | None:

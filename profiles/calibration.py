@@ -36,7 +36,8 @@ class Efficiencies:
     ``communicator_bytes`` for each process group that a rank takes part in; ``reserve`` the
     allocator's overhead as a part of what is allocated.
 
-    Uncertainty: standard deviations of the logarithm of measurement / estimate.
+    Uncertainty: ``step_time_90`` are the 5 % and 95 % quantiles of measurement / estimate;
+    ``memory_sigma`` is the standard deviation of the logarithm of that ratio for memory.
     """
 
     gemm: float
@@ -59,7 +60,7 @@ class Efficiencies:
     context_bytes: int
     communicator_bytes: int
     reserve: float
-    step_time_sigma: float
+    step_time_90: tuple[float, float]
     memory_sigma: float
 
 

@@ -59,7 +59,11 @@ class EfficienciesFile(FileSchema):
     context_gib: float = Field(ge=0, le=100)
     communicator_mib: float = Field(ge=0, le=100_000)
     reserve: Part = Field(description="Allocator's overhead as a part of what is allocated.")
-    step_time_sigma: Sigma
+    step_time_90: list[Annotated[float, Field(gt=0.01, le=100)]] = Field(
+        min_length=2,
+        max_length=2,
+        description="5 % and 95 % quantiles of measured / estimated step time.",
+    )
     memory_sigma: Sigma
 
 
@@ -88,6 +92,7 @@ def calibration_of(document: Document) -> Calibration:
             "step_ms",
             "context_gib",
             "communicator_mib",
+            "step_time_90",
         }
     )
     efficiencies = Efficiencies(
@@ -101,6 +106,7 @@ def calibration_of(document: Document) -> Calibration:
         step_s=given.step_ms * 1e-3,
         context_bytes=round(given.context_gib * GIB),
         communicator_bytes=round(given.communicator_mib * MIB),
+        step_time_90=(given.step_time_90[0], given.step_time_90[1]),
     )
     return Calibration(
         name=file.name,

@@ -16,10 +16,10 @@ def load(path):
 def test_the_datasheet_calibration_is_in_seconds_and_bytes():
     calibration, _ = load_calibration("no-such-stack", CLUSTER)
     assert calibration.name == "datasheet"
-    assert calibration.efficiencies.kernel_launch_s == pytest.approx(4e-6)
+    assert calibration.efficiencies.kernel_launch_s == pytest.approx(6e-6)
     assert calibration.efficiencies.context_bytes == round(1.2 * GIB)
     assert calibration.efficiencies.communicator_bytes == 200 * MIB
-    assert calibration.efficiencies.attention["flash3"].forward == 0.75
+    assert calibration.efficiencies.attention["flash3"].forward == 0.70
 
 
 def test_an_unknown_stack_falls_back_with_a_note():
@@ -44,10 +44,10 @@ def test_every_calibration_of_the_catalogue_is_valid(name):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("gemm: 0.86", "gemm: 86", "efficiencies.gemm is '86'; expected at most 1"),
-        ("gemm: 0.86", "gemm: 0", "efficiencies.gemm is '0'; expected more than 0"),
-        ("gemm: 0.86", "gemm: true", "efficiencies.gemm is 'true'; expected a number"),
-        ("gemm: 0.86", "gem: 0.86", "efficiencies.gemm is missing; expected large GEMMs, part"),
+        ("gemm: 0.83", "gemm: 86", "efficiencies.gemm is '86'; expected at most 1"),
+        ("gemm: 0.83", "gemm: 0", "efficiencies.gemm is '0'; expected more than 0"),
+        ("gemm: 0.83", "gemm: true", "efficiencies.gemm is 'true'; expected a number"),
+        ("gemm: 0.83", "gem: 0.86", "efficiencies.gemm is missing; expected large GEMMs, part"),
         ("  flash2:", "  flash4:", "efficiencies.attention.flash2 is missing"),
         ("memory_sigma: 0.08", "memory_sigma: 0", "efficiencies.memory_sigma is '0'; expected mo"),
         ("moe_imbalance: 1.15", "moe_imbalance: .5", "efficiencies.moe_imbalance is '.5'; expe"),

@@ -1,0 +1,276 @@
+"""When nothing fits: what is in the way, and the smallest changes that would help.
+
+Every hint has been tried: the changed problem has a layout that fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodel.context import CostContext
+from costmodel.estimate import estimate, fit_limit
+from planner.bounds import CandidateBounds
+from planner.build import CandidateProblem, build_layout
+from planner.problem import Solution
+from planner.space import Restrictions, SearchSpace
+from profiles.cluster import NodeGroup
+from profiles.errors import InfeasibleError
+from profiles.training import AttentionKernel, GradDtype, Optimizer
+from profiles.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from costmodel.estimate import Estimate, StageEstimate
+    from costmodel.layout import Layout
+    from planner.space import Candidate
+    from profiles.training import TrainingSpec
+
+__all__ = ["explain_infeasible"]
+
+MOST_NODES_FACTOR = 64
+EXAMINED = 24  # candidates looked at closely, of those that crowd their stages least
+
+
+def explain_infeasible(
+    context: CostContext, space: SearchSpace, *, min_fit: float
+) -> InfeasibleError:
+    """Why ``space`` has no layout that fits with probability ``min_fit``."""
+    leanest = _leanest(context, space, min_fit)
+    if leanest is None:
+        return _no_legal_layout(space)
+    need, candidate = leanest
+    own = estimate(context, _even_layout(context, space, candidate, min_fit), min_fit=min_fit)
+    stage = max(own.stages, key=lambda each: each.memory.device_bytes)
+    return InfeasibleError(
+        f"{context.model.name} does not fit on {space.cluster.name} "
+        f"({space.cluster.num_gpus} GPUs of {context.cluster.least_memory_bytes / GIB:.1f} GiB)",
+        constraint=_constraint(context, candidate, own, stage, min_fit),
+        hints=tuple(_hints(context, space, min_fit, need)),
+    )
+
+
+def _leanest(
+    context: CostContext, space: SearchSpace, min_fit: float
+) -> tuple[float, Candidate] | None:
+    """(need / room, candidate) of the layout that comes closest to fitting when blocks are cut
+    evenly and recomputed as far as memory asks; None if the space is empty.
+    """
+    bounds = CandidateBounds(context, min_fit=min_fit)
+    closest = heapq.nsmallest(
+        EXAMINED,
+        (
+            (bounds.crowding(candidate), position, candidate)
+            for position, candidate in enumerate(_candidates(space))
+        ),
+    )
+    needs = [(_need(context, each, min_fit), position, each) for _, position, each in closest]
+    best = min(needs, default=None)
+    return None if best is None else (best[0], best[2])
+
+
+def _candidates(space: SearchSpace) -> Iterator[Candidate]:
+    return (each for degrees in space.degrees() for each in space.candidates(degrees))
+
+
+def _need(context: CostContext, candidate: Candidate, min_fit: float) -> float:
+    """Memory of the fullest stage of an even cut under the leanest strategies, over its room."""
+    array = CandidateProblem(context=context, candidate=candidate, min_fit=min_fit).problem
+    worst = 0.0
+    for stage, (first, stop) in enumerate(_even_cut(len(array.chain), array.num_stages)):
+        counts = array.class_counts(first, stop)
+        present = [c for c, n in enumerate(counts) if n]
+        held = sum(counts[c] * array.memory[stage][c][_lean(array.memory[stage][c])] for c in present)
+        held += max(array.working[c][_lean(array.memory[stage][c])] for c in present)
+        room = array.limit[stage]
+        worst = max(worst, held / room if room > 0 else float("inf"))
+    return worst
+
+
+def _lean(row: tuple[int, ...]) -> int:
+    return min(range(len(row)), key=lambda j: row[j])
+
+
+def _even_cut(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Equal shares, the longer ones at the end, where fewer micro-batches are in flight."""
+    bounds = [layers * stage // stages for stage in range(stages + 1)]
+    return list(zip(bounds, bounds[1:], strict=False))
+
+
+def _even_layout(
+    context: CostContext, space: SearchSpace, candidate: Candidate, min_fit: float
+) -> Layout:
+    problem = CandidateProblem(context=context, candidate=candidate, min_fit=min_fit)
+    array = problem.problem
+    cut = _even_cut(len(array.chain), array.num_stages)
+    strategies = [
+        _lean(array.memory[stage][array.chain[i]])
+        for stage, (first, stop) in enumerate(cut)
+        for i in range(first, stop)
+    ]
+    solution = Solution(
+        starts=tuple(first for first, _ in cut),
+        strategies=tuple(strategies),
+        stage_times_ns=(0,) * array.num_stages,
+        objective_ns=0,
+    )
+    return build_layout(problem, solution, space.rules.mixing)
+
+
+def _constraint(
+    context: CostContext,
+    candidate: Candidate,
+    own: Estimate,
+    stage: StageEstimate,
+    min_fit: float,
+) -> str:
+    """The memory of the fullest stage in the user's words."""
+    d, memory = candidate.degrees, stage.memory
+    degrees = ", ".join(
+        f"{name} {value}"
+        for name, value in (("tp", d.tp), ("cp", d.cp), ("ep", d.ep), ("pp", d.pp), ("dp", d.dp))
+        if value > 1
+    )
+    kinds = {
+        name: getattr(memory, name)
+        for name in ("parameters", "gradients", "optimizer", "activations", "working", "buffers")
+    }
+    largest = sorted(kinds.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size > GIB / 20)
+    room = fit_limit(context, min_fit) / GIB
+    return (
+        f"device memory: the leanest layout ({degrees or 'one GPU'}, ZeRO-{candidate.zero}, "
+        f"micro-batch {d.micro_batch}) needs {own.peak_mem_bytes / GIB:.1f} GiB on stage "
+        f"{stage.stage} ({parts} GiB); {room:.1f} GiB may be used to fit with probability "
+        f"{min_fit:g}"
+    )
+
+
+def _hints(
+    context: CostContext, space: SearchSpace, min_fit: float, need: float
+) -> Iterator[str]:
+    """Changes that make it fit, from cheap to dear; each has been tried."""
+    for hint, training in _leaner_training(context.training):
+        if _fits_with(context, space, min_fit, training=training):
+            yield hint
+    restrictions = space.restrictions
+    if restrictions != Restrictions() and _fits_with(
+        context, space, min_fit, restrictions=Restrictions()
+    ):
+        yield "lifting the restrictions of --fix, --max and --exclude"
+    nodes = _enough_nodes(context, space, min_fit, need)
+    if nodes is not None:
+        gpus = space.cluster.num_gpus // space.cluster.num_nodes * nodes
+        yield f"{nodes} nodes ({gpus} GPUs) instead of {space.cluster.num_nodes}"
+
+
+def _leaner_training(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
+    if training.micro_batch is not None and training.micro_batch > 1:
+        yield "--micro-batch 1", replace(training, micro_batch=1)
+    if training.attention is AttentionKernel.UNFUSED:
+        flash = AttentionKernel.FLASH2
+        yield "--attention flash2 (no stored scores)", replace(training, attention=flash)
+    if training.grad_dtype is GradDtype.FP32 and training.precision.bytes < training.grad_dtype.bytes:
+        yield "--grad-dtype bf16", replace(training, grad_dtype=GradDtype.BF16)
+    if training.optimizer in (Optimizer.ADAMW, Optimizer.ADAM):
+        eight = Optimizer.ADAMW_8BIT
+        yield "--optimizer adamw-8bit", replace(training, optimizer=eight)
+    half = training.seq_len // 2
+    if half:
+        yield f"--seq-len {half}", replace(training, seq_len=half)
+
+
+def _fits_with(
+    context: CostContext,
+    space: SearchSpace,
+    min_fit: float,
+    *,
+    training: TrainingSpec | None = None,
+    restrictions: Restrictions | None = None,
+    num_nodes: int | None = None,
+) -> bool:
+    cluster = context.cluster
+    if num_nodes is not None:
+        *kept, last = cluster.groups
+        more = last.count + num_nodes - cluster.num_nodes
+        cluster = replace(cluster, groups=(*kept, NodeGroup(last.node, more)))
+    training = training or context.training
+    changed = CostContext(context.model, cluster, training, context.calibration)
+    wider = SearchSpace(
+        context.model,
+        cluster,
+        training,
+        launcher=space.rules.name,
+        restrictions=restrictions or space.restrictions,
+    )
+    bounds = CandidateBounds(changed, min_fit=min_fit)
+    return any(
+        bounds.crowding(candidate) <= 1 and _need(changed, candidate, min_fit) <= 1
+        for candidate in _candidates(wider)
+    )
+
+
+def _enough_nodes(
+    context: CostContext, space: SearchSpace, min_fit: float, need: float
+) -> int | None:
+    """The least number of nodes that fits, to the next power of two times today's."""
+    if need == float("inf"):
+        return None
+    nodes, most = space.cluster.num_nodes, space.cluster.num_nodes * MOST_NODES_FACTOR
+    enough = nodes
+    while enough < most:
+        enough *= 2
+        if _fits_with(context, space, min_fit, num_nodes=enough):
+            break
+    else:
+        return None
+    low, high = enough // 2, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits_with(context, space, min_fit, num_nodes=middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _no_legal_layout(space: SearchSpace) -> InfeasibleError:
+    """Nothing was even considered: name the rule, and the restriction that empties the space."""
+    guilty = [name for name, lifted in _each_lifted(space) if _has_candidates(lifted)]
+    rules = ", ".join(f"{rule} ({count} times)" for rule, count in space.refused.most_common(3))
+    return InfeasibleError(
+        f"no legal layout of {space.model.name} on {space.cluster.name}",
+        constraint=rules or "the restrictions leave nothing",
+        hints=tuple(f"lifting {name}" for name in guilty),
+    )
+
+
+def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
+    restrictions = space.restrictions
+    for field, flag in (("fixed", "--fix"), ("at_most", "--max"), ("excluded", "--exclude")):
+        values = getattr(restrictions, field)
+        for name in values:
+            rest = {key: value for key, value in values.items() if key != name}
+            lifted = replace(restrictions, **{field: rest})
+            yield f"{flag} {name}", _with(space, lifted, space.training)
+    if space.training.micro_batch is not None:
+        free = replace(space.training, micro_batch=None)
+        yield "--micro-batch", _with(space, restrictions, free)
+
+
+def _with(
+    space: SearchSpace, restrictions: Restrictions, training: TrainingSpec
+) -> SearchSpace:
+    return SearchSpace(
+        space.model,
+        space.cluster,
+        training,
+        launcher=space.rules.name,
+        restrictions=restrictions,
+    )
+
+
+def _has_candidates(space: SearchSpace) -> bool:
+    return any(True for _ in _candidates(space))
