@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from costmodel.layout import LayerSpan, Layout
     from profiles.model import Layer
 
-__all__ = ["Estimate", "MemoryBytes", "StageEstimate", "StepSplit", "estimate", "fit_limit"]
+__all__ = ["Estimate", "LayoutCost", "MemoryBytes", "StageEstimate", "StepSplit", "estimate", "fit_limit"]
 
 COVERAGE = 0.9
 Z_COVERAGE = NormalDist().inv_cdf((1 + COVERAGE) / 2)
@@ -132,53 +132,72 @@ def fit_limit(context: CostContext, min_fit: float) -> int:
 
 def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> Estimate:
     """Estimate a layout. Raises ValueError if the layout does not belong to the model."""
-    problems = layout.problems(context.model.num_layers)
-    if problems:
-        raise ValueError("; ".join(problems))
-    stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
-    step_s = _step(context, layout, stages)
-    memory = _memory(context, layout, stages)
-    estimates = tuple(
-        StageEstimate(
-            stage=stage.number,
-            num_layers=stage.num_layers,
-            split=stage.split(step_s, context, layout),
-            memory=held,
+    return LayoutCost(context, layout).estimate(min_fit=min_fit)
+
+
+class LayoutCost:
+    """A layout with its costs: memory, which its orders alone decide, and the simulated step."""
+
+    def __init__(self, context: CostContext, layout: Layout) -> None:
+        """Cost the stages. Raises ValueError if the layout does not belong to the model."""
+        problems = layout.problems(context.model.num_layers)
+        if problems:
+            raise ValueError("; ".join(problems))
+        self.context = context
+        self.layout = layout
+        self.stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+        self.memory = _memory(context, layout, self.stages)
+
+    @property
+    def fullest(self) -> MemoryBytes:
+        """Memory of the stage that takes most of its device."""
+        return max(self.memory, key=lambda each: each.device_bytes)
+
+    @property
+    def fit_probability(self) -> float:
+        """Probability that the fullest stage fits its device."""
+        margin = math.log(self.context.usable_bytes / self.fullest.device_bytes)
+        return NormalDist().cdf(margin / self.context.own.memory_sigma)
+
+    def estimate(self, *, min_fit: float) -> Estimate:
+        """Simulate the step and put everything together."""
+        context, layout, own = self.context, self.layout, self.context.own
+        step_s = _step(context, layout, self.stages)
+        estimates = tuple(
+            StageEstimate(
+                stage=stage.number,
+                num_layers=stage.num_layers,
+                split=stage.split(step_s, context, layout),
+                memory=held,
+            )
+            for stage, held in zip(self.stages, self.memory, strict=True)
         )
-        for stage, held in zip(stages, memory, strict=True)
-    )
-    busiest = min(estimates, key=lambda each: each.split.bubble_s)
-    worst = max(memory, key=lambda each: each.device_bytes)
-    own, used = context.own, layout.mesh.num_ranks
-    probability = _fit_probability(worst.device_bytes, context)
-    fast, slow = own.step_time_90
-    memory_spread = math.exp(Z_COVERAGE * own.memory_sigma)
-    total_flop = context.model_flop_per_sequence * context.training.global_batch
-    return Estimate(
-        step_s=step_s,
-        interval_s=(step_s * fast, step_s * slow),
-        tokens_per_s_per_gpu=context.training.tokens / step_s / used,
-        mfu=total_flop / (step_s * used * context.peak_flop_per_s),
-        peak_mem_bytes=worst.device_bytes,
-        allocated_bytes=worst.allocated_bytes,
-        reserved_bytes=worst.reserved_bytes,
-        peak_mem_interval_bytes=(
-            int(worst.device_bytes / memory_spread),
-            int(worst.device_bytes * memory_spread),
-        ),
-        fit_probability=probability,
-        fits=probability >= min_fit,
-        split=busiest.split,
-        stages=estimates,
-        knowledge=context.calibration.knowledge,
-        calibration=context.calibration.name,
-        bubble=busiest.split.bubble_s / step_s,
-    )
-
-
-def _fit_probability(device_bytes: int, context: CostContext) -> float:
-    margin = math.log(context.usable_bytes / device_bytes)
-    return NormalDist().cdf(margin / context.own.memory_sigma)
+        busiest = min(estimates, key=lambda each: each.split.bubble_s)
+        worst, used = self.fullest, layout.mesh.num_ranks
+        fast, slow = own.step_time_90
+        spread = math.exp(Z_COVERAGE * own.memory_sigma)
+        total_flop = context.model_flop_per_sequence * context.training.global_batch
+        probability = self.fit_probability
+        return Estimate(
+            step_s=step_s,
+            interval_s=(step_s * fast, step_s * slow),
+            tokens_per_s_per_gpu=context.training.tokens / step_s / used,
+            mfu=total_flop / (step_s * used * context.peak_flop_per_s),
+            peak_mem_bytes=worst.device_bytes,
+            allocated_bytes=worst.allocated_bytes,
+            reserved_bytes=worst.reserved_bytes,
+            peak_mem_interval_bytes=(
+                int(worst.device_bytes / spread),
+                int(worst.device_bytes * spread),
+            ),
+            fit_probability=probability,
+            fits=probability >= min_fit,
+            split=busiest.split,
+            stages=estimates,
+            knowledge=context.calibration.knowledge,
+            calibration=context.calibration.name,
+            bubble=busiest.split.bubble_s / step_s,
+        )
 
 
 class _Stage:

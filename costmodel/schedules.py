@@ -7,6 +7,7 @@ one function of (stages, chunks, micro-batches, stage); register it in ``SCHEDUL
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _one_f_one_b(stages: int, _chunks: int, microbatches: int, stage: int) -> Or
     return order + [(BACKWARD, 0, m) for m in range(microbatches - warmup, microbatches)]
 
 
+@lru_cache(maxsize=128)  # the stages of one pipeline, for its time and for its memory
 def _interleaved(stages: int, chunks: int, microbatches: int, stage: int) -> Order:
     """Groups of p micro-batches go through chunk 0, 1, ...; backwards through them in reverse.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -15,9 +15,11 @@ from planner.bounds import PipelineBound
 from planner.launchers import Mixing
 from planner.problem import SearchProblem
 from profiles.model import Block, Embedding, Head
+from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext, LayerStep
+    from costmodel.estimate import MemoryBytes
     from costmodel.layout import Recompute, Strategy
     from planner.problem import Solution
     from planner.space import Candidate
@@ -123,6 +125,12 @@ class CandidateProblem:
         gathered = self.context.gathered_bytes(self.strategies[0], candidate.degrees.micro_batch)
         reserved = fit_limit(self.context, self.min_fit) - outside
         return int(reserved / (1 + own.reserve)) - gathered - self.spare_bytes
+
+    def with_less(self, used: MemoryBytes) -> CandidateProblem:
+        """The same candidate with so much less memory that a layout which took ``used`` fits."""
+        over = used.allocated_bytes - used.buffers - self.allocated_limit
+        spare = self.spare_bytes + max(over, MIB)
+        return replace(self, spare_bytes=spare)
 
     @cached_property
     def problem(self) -> SearchProblem:

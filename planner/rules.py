@@ -7,7 +7,7 @@ people write, as flags or in a plan file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from costmodel.schedules import SCHEDULES
 from profiles.model import Block, ExpertFeedForward
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from planner.space import Degrees, SearchSpace
-    from profiles.training import TrainingSpec
 
 __all__ = ["BrokenRule", "broken_rules", "num_microbatches"]
 
@@ -32,7 +31,12 @@ class BrokenRule:
     valid: str = ""
 
 
-def num_microbatches(training: TrainingSpec, *, dp: int, micro_batch: int) -> int:
+class _Batch(Protocol):
+    @property
+    def global_batch(self) -> int: ...
+
+
+def num_microbatches(training: _Batch, *, dp: int, micro_batch: int) -> int:
     """Micro-batches of one replica, rounded up where the global batch does not divide."""
     return -(-training.global_batch // (dp * micro_batch))
 

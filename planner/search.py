@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from costmodel.estimate import estimate
+from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.closed_form import CountingStages
@@ -223,22 +223,16 @@ class _Run:
         """The exact estimate of a cut. Where the solver's memory was too hopeful (chunks of
         unequal size), the problem is solved again with as much kept free.
         """
-        mixing = self.space.rules.mixing
+        bound_s = problem.bound_s(cut)
         for _ in range(TIGHTENINGS):
-            layout = build_layout(problem, cut, mixing)
-            own = estimate(self.context, layout, min_fit=self.min_fit)
-            self.simulated += 1
-            if own.fits:
+            layout = build_layout(problem, cut, self.space.rules.mixing)
+            cost = LayoutCost(self.context, layout)
+            if cost.fit_probability >= self.min_fit:
+                self.simulated += 1
+                own = cost.estimate(min_fit=self.min_fit)
                 return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
-            over = own.allocated_bytes - problem.allocated_limit
-            gathered = max(stage.memory.buffers for stage in own.stages)
-            problem = CandidateProblem(
-                context=self.context,
-                candidate=problem.candidate,
-                min_fit=self.min_fit,
-                spare_bytes=problem.spare_bytes + max(over - gathered, 1 << 20),
-            )
-            again = self._cuts(problem, own.step_s)
+            problem = problem.with_less(cost.fullest)
+            again = self._cuts(problem, bound_s)
             if not again:
                 return None
             cut = again[0]

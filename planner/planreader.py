@@ -1,0 +1,192 @@
+"""Plan file -> Plan: read strictly, its parts held against one another, its costs computed again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.fingerprint import fingerprint
+from planner.inputs import Inputs, checked_inputs
+from planner.launchers import LAUNCHERS
+from planner.plan import SearchFacts, plan_of
+from planner.plandocument import KIND, SCHEMA_VERSION, rounded
+from planner.planfile import PlanFile
+from planner.planlayout import read_layout
+from planner.restrictions import parse_restrictions
+from profiles import yamlfile
+from profiles.catalog import load_calibration, load_cluster, load_model
+from profiles.errors import InputError, Problem
+from profiles.fileschema import problem_at, validate
+from profiles.nearest import nearest
+from profiles.reference import resolved_ref
+from profiles.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.plan import Plan
+    from planner.planfile import SearchPart
+    from profiles.yamlfile import Document, Mark, Place
+
+__all__ = ["load_plan", "plan_in"]
+
+ROUNDING: Final = 2e-5
+
+
+def load_plan(path: str | Path) -> Plan:
+    """The plan of a file. Raises ``InputError`` with every problem of the file and its inputs."""
+    return plan_in(yamlfile.read(path), folder=Path(path).parent)
+
+
+def plan_in(document: Document, *, folder: str | Path = ".") -> Plan:
+    """The plan in a document whose references are relative to ``folder``."""
+    _refuse_other_kinds(document)
+    file = validate(document, PlanFile)
+    problems: list[tuple[Mark, Problem]] = []
+    inputs = _inputs(document, file, folder, problems)
+    if file.launcher not in LAUNCHERS:
+        problems.append(
+            problem_at(
+                document,
+                ("launcher",),
+                f"launcher is {file.launcher!r}",
+                expected=f"one of {', '.join(LAUNCHERS)}",
+                hint=nearest(file.launcher, LAUNCHERS),
+            )
+        )
+    facts = None if file.search is None else _facts(document, file.search, problems)
+    layout = read_layout(document, file, inputs, problems)
+    document.raise_problems(problems)
+    assert inputs is not None
+    assert layout is not None
+    min_fit = 0.9 if file.search is None else file.search.space.min_fit
+    plan = plan_of(inputs, layout, launcher=file.launcher, min_fit=min_fit)
+    return replace(plan, search=facts, remarks=_remarks(file, plan))
+
+
+def _refuse_other_kinds(document: Document) -> None:
+    """One line for a file that is no plan, or a plan of a later version."""
+    version, kind = document.data.get("schema_version"), document.data.get("kind")
+    if isinstance(kind, str) and kind != KIND:
+        message = f"kind is {kind!r}"
+        raise InputError(problem_at(document, ("kind",), message, expected=KIND)[1])
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        message = f"schema_version is {version}"
+        hint = "a newer parplan wrote this file"
+        expected = f"at most {SCHEMA_VERSION}"
+        place = ("schema_version",)
+        raise InputError(problem_at(document, place, message, expected=expected, hint=hint)[1])
+
+
+def _inputs(
+    document: Document, file: PlanFile, folder: str | Path, problems: list[tuple[Mark, Problem]]
+) -> Inputs | None:
+    """The inputs that the file refers to, unless something is wrong with them."""
+
+    def attempt(place: Place, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except InputError as error:
+            problems.extend((document.mark(place), problem) for problem in error.problems)
+            return None
+
+    at_model, at_cluster, at_calibration = ("model", "ref"), ("cluster", "ref"), ("calibration",)
+    model_ref = resolved_ref(file.model.ref, folder)
+    cluster_ref = resolved_ref(file.cluster.ref, folder)
+    own = file.calibration
+    file_ref = None if own.ref is None else resolved_ref(own.ref, folder)
+    model = attempt(at_model, lambda: load_model(model_ref, where=document.where(at_model)))
+    cluster = attempt(
+        at_cluster, lambda: load_cluster(cluster_ref, where=document.where(at_cluster))
+    )
+    for name, value in (("model", model), ("cluster", cluster)):
+        if value is not None:
+            problems += _changed(document, name, value, file)
+    if model is None or cluster is None:
+        return None
+    found = attempt(at_calibration, lambda: load_calibration(own.stack, cluster, file_ref))
+    if found is None:
+        return None
+    inputs = Inputs(
+        model=model,
+        cluster=cluster,
+        training=TrainingSpec(**file.training.model_dump()),
+        calibration=found[0],
+        model_ref=model_ref,
+        cluster_ref=cluster_ref,
+        calibration_ref=file_ref,
+        stack=own.stack,
+        notes=() if found[1] is None else (found[1],),
+    )
+    at_precision = document.where(("training", "precision"))
+    at_seq_len = document.where(("training", "seq_len"))
+    checked: Inputs | None = attempt(
+        ("training", "precision"),
+        lambda: checked_inputs(inputs, precision_at=at_precision, seq_len_at=at_seq_len),
+    )
+    return checked
+
+
+def _changed(
+    document: Document, name: str, value: Any, file: PlanFile
+) -> list[tuple[Mark, Problem]]:
+    """Whether an input is not what it was when the plan was made."""
+    part, now = getattr(file, name), fingerprint(value)
+    if part.sha256 == now:
+        return []
+    message = f"{name} {part.ref} is not what this plan was made for"
+    expected = f"sha256 {part.sha256[:12]}..., it is now {now[:12]}..."
+    hint = "plan again, or restore the input"
+    return [problem_at(document, (name, "sha256"), message, expected=expected, hint=hint)]
+
+
+def _facts(
+    document: Document, part: SearchPart, problems: list[tuple[Mark, Problem]]
+) -> SearchFacts | None:
+    """What the search found out, with its restrictions checked like flags."""
+    space = part.space
+
+    def texts(values: dict[str, list[str]]) -> list[str]:
+        return [f"{name}={','.join(own)}" for name, own in values.items()]
+
+    try:
+        restrictions = parse_restrictions(
+            texts(space.fix),
+            [f"{name}={most}" for name, most in space.max.items()],
+            texts(space.exclude),
+            tp_across_nodes=space.tp_across_nodes,
+        )
+    except InputError as error:
+        for problem in error.problems:
+            place = ("search", "space", problem.where.removeprefix("--"))
+            told = replace(problem, where=document.where(place))
+            problems.append((document.mark(place), told))
+        return None
+    return SearchFacts(
+        restrictions=restrictions,
+        candidates=part.candidates,
+        pruned=part.pruned,
+        refused=part.refused,
+        bound_s=part.bound_s,
+        gap=part.gap,
+        proven=part.proven,
+        complete=part.complete,
+        objective=part.objective,
+    )
+
+
+def _remarks(file: PlanFile, plan: Plan) -> tuple[str, ...]:
+    """Where the costs of the file are not those of today."""
+    remarks = []
+    if file.calibration.sha256 != fingerprint(plan.inputs.calibration):
+        remarks.append(
+            f"the calibration {file.calibration.name} has changed since this plan was made"
+        )
+    if file.estimate is not None:
+        for name, unit in (("step_s", "s"), ("peak_mem_bytes", "bytes")):
+            stored, now = getattr(file.estimate, name), rounded(getattr(plan.estimate, name))
+            if not math.isclose(stored, now, rel_tol=ROUNDING):
+                remarks.append(f"{name} is {stored} {unit} in the file and {now} {unit} today")
+    return tuple(remarks)
