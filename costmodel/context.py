@@ -15,15 +15,15 @@ import numpy as np
 
 from costmodel.collectives import collective_seconds
 from costmodel.compute import DeviceModel
-from costmodel.layers import PassCost, boundary_bytes, layer_cost, layer_operators
-from costmodel.layout import Axis, Mesh, Strategy
+from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_layer
+from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
-    from costmodel.layers import LayerCost
+    from costmodel.layers import LayerCost, TimedLayer
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec
     from profiles.model import Layer, ModelSpec
@@ -66,7 +66,7 @@ class CostContext:
         self.topology = Topology(cluster)
         device = cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
-        self._costs: dict[object, LayerCost] = {}
+        self._timed: dict[object, TimedLayer] = {}
         self._steps: dict[object, LayerStep] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
@@ -178,10 +178,10 @@ class CostContext:
     ) -> LayerCost:
         """Cost of one layer before ZeRO: the same for every dp, zero and pipeline."""
         links = self.links(mesh)
-        plain = replace(strategy, dp=1, zero=0, shard_group=1)
+        plain = replace(strategy, dp=1, zero=0, shard_group=1, recompute=NO_RECOMPUTE)
         key = (layer, plain, micro_batch, *links.values(), shares_embedding)
-        if key not in self._costs:
-            self._costs[key] = layer_cost(
+        if key not in self._timed:
+            self._timed[key] = timed_layer(
                 layer,
                 plain,
                 self.training,
@@ -190,7 +190,7 @@ class CostContext:
                 links=links,
                 shares_embedding=shares_embedding,
             )
-        return self._costs[key]
+        return self._timed[key].cost(strategy.recompute)
 
     def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
         """States of a layer under a ZeRO stage and the traffic that keeps them in step."""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from costmodel.blocks import block_operators
 from costmodel.collectives import collective_seconds
-from costmodel.layout import NO_RECOMPUTE, RecomputeKind
+from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
 from costmodel.work import Collective, Group
 from profiles.model import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from costmodel.compute import DeviceModel
-    from costmodel.layout import Strategy
+    from costmodel.layout import Recompute, Strategy
     from costmodel.operators import Operator
     from costmodel.work import Work
     from profiles.model import Layer
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LayerCost",
     "PassCost",
+    "TimedLayer",
     "boundary_bytes",
-    "layer_cost",
     "layer_operators",
     "rank_parameters",
+    "timed_layer",
 ]
 
 
@@ -99,7 +100,48 @@ def layer_operators(
     return other_operators(layer, shard)
 
 
-def layer_cost(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedLayer:
+    """A layer's operators with their seconds, before recomputation is chosen.
+
+    ``by_module``: forward pass of each module that selective recomputation may name;
+    ``saved_by_module``: bytes that it would free, under None what nothing but full recomputation
+    frees.
+    """
+
+    forward: PassCost
+    backward: PassCost
+    by_module: Mapping[str, PassCost]
+    saved_by_module: Mapping[str | None, int]
+    transient_bytes: int
+    boundary_bytes: int
+    recomputes: bool
+    dense_params: int
+    expert_params: int
+
+    def cost(self, recompute: Recompute) -> LayerCost:
+        """The layer's cost, without what ZeRO adds (see ``costmodel.sharding``). Layers other
+        than blocks are never recomputed.
+        """
+        saved = sum(self.saved_by_module.values())
+        again, kept = PassCost(), saved
+        if self.recomputes and recompute.kind is RecomputeKind.FULL:
+            again, kept = self.forward, self.boundary_bytes
+        elif self.recomputes:
+            for module in recompute.modules:
+                again = again + self.by_module.get(module, PassCost())
+                kept -= self.saved_by_module.get(module, 0)
+        return LayerCost(
+            forward=self.forward,
+            backward=self.backward + _as_recompute(again),
+            saved_bytes=kept,
+            transient_bytes=saved - kept + self.transient_bytes,
+            dense_params=self.dense_params,
+            expert_params=self.expert_params,
+        )
+
+
+def timed_layer(
     layer: Layer,
     strategy: Strategy,
     training: TrainingSpec,
@@ -108,28 +150,30 @@ def layer_cost(
     device: DeviceModel,
     links: Mapping[Group, GroupLink],
     shares_embedding: bool = False,
-) -> LayerCost:
-    """Cost of one layer under a strategy, without what ZeRO adds (see ``costmodel.sharding``)."""
+) -> TimedLayer:
+    """Time the operators of one layer under a strategy, whatever its recomputation."""
     operators = layer_operators(layer, strategy, training, micro_batch)
-    recompute = strategy.recompute if isinstance(layer, Block) else NO_RECOMPUTE
     timer = _Timer(device, links)
-    forward = timer.sum(operators, "forward")
-    backward = timer.sum(operators, "backward_input") + timer.sum(operators, "backward_weight")
-    saved = sum(tensor.bytes for operator in operators for tensor in operator.saved)
-    transient = max((operator.transient_bytes for operator in operators), default=0)
-    if recompute.kind is RecomputeKind.FULL:
-        again = forward
-        kept = boundary_bytes(layer, strategy, training, micro_batch)
-    else:
-        modules = set(recompute.modules)
-        again = timer.sum([o for o in operators if o.module in modules], "forward")
-        kept = sum(t.bytes for o in operators for t in o.saved if t.dropped_by not in modules)
+    forward, backward = PassCost(), PassCost()
+    by_module: dict[str, PassCost] = {}
+    saved: dict[str | None, int] = {}
+    for operator in operators:
+        own = timer.seconds(operator.forward, operator.module)
+        forward = forward + own
+        for works in (operator.backward_input, operator.backward_weight):
+            backward = backward + timer.seconds(works, operator.module)
+        by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
+        for tensor in operator.saved:
+            saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
     dense, expert = rank_parameters(layer, strategy, shares_embedding=shares_embedding)
-    return LayerCost(
+    return TimedLayer(
         forward=forward,
-        backward=backward + _as_recompute(again),
-        saved_bytes=kept,
-        transient_bytes=saved - kept + transient,
+        backward=backward,
+        by_module=by_module,
+        saved_by_module=saved,
+        transient_bytes=max((operator.transient_bytes for operator in operators), default=0),
+        boundary_bytes=boundary_bytes(layer, strategy, training, micro_batch),
+        recomputes=isinstance(layer, Block),
         dense_params=dense,
         expert_params=expert,
     )
@@ -145,19 +189,13 @@ class _Timer:
     device: DeviceModel
     links: Mapping[Group, GroupLink]
 
-    def sum(self, operators: Iterable[Operator], phase: str) -> PassCost:
-        total = PassCost()
-        for operator in operators:
-            works: tuple[Work, ...] = getattr(operator, phase)
-            if works:
-                total = total + self._operator(works, operator.module)
-        return total
-
-    def _operator(self, works: tuple[Work, ...], module: str) -> PassCost:
+    def seconds(self, works: tuple[Work, ...], module: str) -> PassCost:
         """Communication hides behind its own operator's compute: T3's
         T = T_compute + T_collective - overlap * min(T_compute, T_collective), and what hides
         slows the compute down by a stated part.
         """
+        if not works:
+            return PassCost()
         own = self.device.efficiencies
         compute = sum(self.device.seconds(w) for w in works if not isinstance(w, Collective))
         if module == "experts":

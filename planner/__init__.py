@@ -1,0 +1,83 @@
+"""What to choose: the search, the plan, its file and its explanation.
+
+    inputs = load_inputs("llama3-70b", "16x8xh100-80g")
+    planned = plan_training(inputs)
+    save_plan(planned.plan, "plan.yaml")
+
+Everything is loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from planner.explain import explain_plan
+    from planner.inputs import Inputs, load_inputs
+    from planner.launchers import LAUNCHERS
+    from planner.manual import ManualLayout, layout_from_degrees
+    from planner.plan import Plan, diff_plans, plan_of
+    from planner.plandocument import (
+        plan_document,
+        plan_text,
+        refuse_to_overwrite,
+        save_plan,
+    )
+    from planner.planfile import json_schema, schema_kinds
+    from planner.planning import Planned, plan_training
+    from planner.planreader import load_plan
+    from planner.restrictions import parse_restrictions
+    from planner.space import Restrictions
+
+__all__ = [
+    "LAUNCHERS",
+    "Inputs",
+    "ManualLayout",
+    "Plan",
+    "Planned",
+    "Restrictions",
+    "diff_plans",
+    "explain_plan",
+    "json_schema",
+    "layout_from_degrees",
+    "load_inputs",
+    "load_plan",
+    "parse_restrictions",
+    "plan_document",
+    "plan_of",
+    "plan_text",
+    "plan_training",
+    "refuse_to_overwrite",
+    "save_plan",
+    "schema_kinds",
+]
+
+_MODULES: Final = {
+    "LAUNCHERS": "launchers",
+    "Inputs": "inputs",
+    "ManualLayout": "manual",
+    "Plan": "plan",
+    "Planned": "planning",
+    "Restrictions": "space",
+    "diff_plans": "plan",
+    "explain_plan": "explain",
+    "json_schema": "planfile",
+    "layout_from_degrees": "manual",
+    "load_inputs": "inputs",
+    "load_plan": "planreader",
+    "parse_restrictions": "restrictions",
+    "plan_document": "plandocument",
+    "plan_of": "plan",
+    "plan_text": "plandocument",
+    "plan_training": "planning",
+    "refuse_to_overwrite": "plandocument",
+    "save_plan": "plandocument",
+    "schema_kinds": "planfile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"planner.{_MODULES[name]}"), name)

@@ -28,6 +28,8 @@ def every_solution(problem: SearchProblem) -> Iterator[Solution]:
     for inner in combinations(range(1, layers), problem.num_stages - 1):
         starts = (0, *inner)
         stops = (*inner, layers)
+        if any(b - a < problem.least_layers for a, b in zip(starts, stops, strict=True)):
+            continue
         for strategies in product(*(problem.allowed[c] for c in problem.chain)):
             parts = [strategies[a:b] for a, b in zip(starts, stops, strict=True)]
             if all(problem.stage_fits(s, starts[s], part) for s, part in enumerate(parts)):

@@ -161,6 +161,7 @@ class CandidateProblem:
             limit=(self.allocated_limit,) * stages,
             allowed=tuple(self.allowed(c) for c in range(len(self.classes))),
             stage_ns=self.stage_ns,
+            least_layers=degrees.chunks,
         )
 
     @property

@@ -44,11 +44,14 @@ def best_cuts(
     """
     layers, stages, least = len(problem.chain), problem.num_stages, problem.least_time_ns
     states: dict[int, list[State]] = {0: [(0, 0, ())]}
+    if layers < stages * problem.least_layers:
+        return []
     for stage in range(stages):
         left = stages - stage - 1
         reached: dict[int, list[State]] = {}
         for first, here in states.items():
-            stops = range(first + 1, layers - left + 1) if left else range(layers, layers + 1)
+            most = layers - left * problem.least_layers
+            stops = range(first + problem.least_layers if left else layers, most + 1)
             for stop in stops:
                 rest = least[layers] - least[stop]
                 if left and rest >= greatest_limit_ns * left:

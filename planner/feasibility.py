@@ -82,7 +82,9 @@ def _need(context: CostContext, candidate: Candidate, min_fit: float) -> float:
     for stage, (first, stop) in enumerate(_even_cut(len(array.chain), array.num_stages)):
         counts = array.class_counts(first, stop)
         present = [c for c, n in enumerate(counts) if n]
-        held = sum(counts[c] * array.memory[stage][c][_lean(array.memory[stage][c])] for c in present)
+        held = sum(
+            counts[c] * array.memory[stage][c][_lean(array.memory[stage][c])] for c in present
+        )
         held += max(array.working[c][_lean(array.memory[stage][c])] for c in present)
         room = array.limit[stage]
         worst = max(worst, held / room if room > 0 else float("inf"))
@@ -148,9 +150,7 @@ def _constraint(
     )
 
 
-def _hints(
-    context: CostContext, space: SearchSpace, min_fit: float, need: float
-) -> Iterator[str]:
+def _hints(context: CostContext, space: SearchSpace, min_fit: float, need: float) -> Iterator[str]:
     """Changes that make it fit, from cheap to dear; each has been tried."""
     for hint, training in _leaner_training(context.training):
         if _fits_with(context, space, min_fit, training=training):
@@ -172,7 +172,10 @@ def _leaner_training(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec
     if training.attention is AttentionKernel.UNFUSED:
         flash = AttentionKernel.FLASH2
         yield "--attention flash2 (no stored scores)", replace(training, attention=flash)
-    if training.grad_dtype is GradDtype.FP32 and training.precision.bytes < training.grad_dtype.bytes:
+    if (
+        training.grad_dtype is GradDtype.FP32
+        and training.precision.bytes < training.grad_dtype.bytes
+    ):
         yield "--grad-dtype bf16", replace(training, grad_dtype=GradDtype.BF16)
     if training.optimizer in (Optimizer.ADAMW, Optimizer.ADAM):
         eight = Optimizer.ADAMW_8BIT
@@ -260,9 +263,7 @@ def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
         yield "--micro-batch", _with(space, restrictions, free)
 
 
-def _with(
-    space: SearchSpace, restrictions: Restrictions, training: TrainingSpec
-) -> SearchSpace:
+def _with(space: SearchSpace, restrictions: Restrictions, training: TrainingSpec) -> SearchSpace:
     return SearchSpace(
         space.model,
         space.cluster,

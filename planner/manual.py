@@ -42,7 +42,7 @@ class ManualLayout:
     replicas. ``schedule``: 1f1b, interleaved for several chunks. ``sequence_parallel``: with tp,
     where the sequence divides. ``recompute``: none, selective (of core_attn), selective:mlp+...,
     full, full:N (the first N blocks of every chunk). ``stage_layers``: blocks of each stage, or
-    of each chunk in model order; None cuts evenly.
+    of each chunk in model order, as 9,10,10,11; None cuts evenly.
     """
 
     tp: int = 1
@@ -59,7 +59,7 @@ class ManualLayout:
     sequence_parallel: bool | None = None
     recompute: str = "none"
     rank_order: str = "tp-cp-ep-dp-pp"
-    stage_layers: tuple[int, ...] | None = None
+    stage_layers: str | None = None
 
 
 def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
@@ -191,7 +191,8 @@ def _cut(model: ModelSpec, manual: ManualLayout, problems: list[Problem]) -> lis
         inner = [*range(1, count - 1), 0, count - 1]
         fuller = set(inner[:more])
         return [share + (virtual in fuller) for virtual in range(count)]
-    sizes = list(manual.stage_layers)
+    parts = [part.strip() for part in manual.stage_layers.split(",")]
+    sizes = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts]
     if len(sizes) != count or sum(sizes) != blocks or min(sizes) < 1:
         message = f"{len(sizes)} numbers with a sum of {sum(sizes)}"
         expected = f"{count} numbers, each at least 1, with a sum of {blocks}"

@@ -16,6 +16,10 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Amount = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Part = Annotated[float, Field(ge=0, le=1)]
+AnyPrecision = Annotated[Precision, Field(strict=False)]
+AnyOptimizer = Annotated[Optimizer, Field(strict=False)]
+AnyGradDtype = Annotated[GradDtype, Field(strict=False)]
+AnyKernel = Annotated[AttentionKernel, Field(strict=False)]
 Label = Annotated[str, Field(min_length=1, max_length=1_000)]
 Hash = Annotated[
     str,
@@ -61,10 +65,10 @@ class TrainingPart(FileSchema):
     global_batch: Count = Field(description="Sequences a step.")
     seq_len: Count = Field(description="Tokens a sequence.")
     micro_batch: Count = Field(description="Sequences a pass.")
-    precision: Annotated[Precision, Field(strict=False)]
-    optimizer: Annotated[Optimizer, Field(strict=False)]
-    grad_dtype: Annotated[GradDtype, Field(strict=False)]
-    attention: Annotated[AttentionKernel, Field(strict=False)]
+    precision: AnyPrecision
+    optimizer: AnyOptimizer
+    grad_dtype: AnyGradDtype
+    attention: AnyKernel
     fused_kernels: bool
 
 

@@ -86,7 +86,7 @@ class _Reader:
         leader = next(iter(file.strategies))
         used = {span.strategy for chunk in file.chunks for span in chunk.layers}
         for name, strategy in file.strategies.items():
-            place = ("strategies", name)
+            place: Place = ("strategies", name)
             for degree in DEGREES:
                 got, wanted = getattr(strategy, degree), getattr(self.mesh, degree)
                 if got != wanted:
@@ -95,7 +95,7 @@ class _Reader:
             if name not in used:
                 self.tell(place, f"no layer has the strategy {name}", "a strategy in use")
             if strategy.recompute.modules and strategy.recompute.kind != "selective":
-                where = (*place, "recompute", "modules")
+                where: Place = (*place, "recompute", "modules")
                 message = f"modules with kind {strategy.recompute.kind}"
                 self.tell(where, message, "modules only with kind selective")
             if strategy.recompute.kind == "selective" and not strategy.recompute.modules:
@@ -174,9 +174,9 @@ class _Reader:
             )
             space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
             for broken in broken_rules(space, degrees, shard_group=strategy.shard_group):
-                place = PLACES.get(broken.choice, ("strategies", name, broken.choice))
+                own: Place = ("strategies", name, broken.choice)
                 if name == leader or broken.choice in ("shard_group", "sequence_parallel"):
-                    self.tell(place, broken.message, broken.valid)
+                    self.tell(PLACES.get(broken.choice, own), broken.message, broken.valid)
 
     def chunks(self, model: ModelSpec) -> tuple[Chunk, ...]:
         """The chunks with their layers, each layer of the model once and in order."""

@@ -1,4 +1,4 @@
-"""Plan file -> Plan: read strictly, its parts held against one another, its costs computed again."""
+"""Plan file -> Plan: read strictly, held against its inputs, its costs computed again."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = ["load_plan", "plan_in"]
 
+USUAL_FIT: Final = 0.9
 ROUNDING: Final = 2e-5
 
 
-def load_plan(path: str | Path) -> Plan:
-    """The plan of a file. Raises ``InputError`` with every problem of the file and its inputs."""
-    return plan_in(yamlfile.read(path), folder=Path(path).parent)
+def load_plan(path: str | Path, *, min_fit: float | None = None) -> Plan:
+    """The plan of a file. Raises ``InputError`` with every problem of the file and its inputs.
+
+    ``min_fit`` stands in for the file's own.
+    """
+    return plan_in(yamlfile.read(path), folder=Path(path).parent, min_fit=min_fit)
 
 
-def plan_in(document: Document, *, folder: str | Path = ".") -> Plan:
+def plan_in(document: Document, *, folder: str | Path = ".", min_fit: float | None = None) -> Plan:
     """The plan in a document whose references are relative to ``folder``."""
     _refuse_other_kinds(document)
     file = validate(document, PlanFile)
@@ -61,7 +65,8 @@ def plan_in(document: Document, *, folder: str | Path = ".") -> Plan:
     document.raise_problems(problems)
     assert inputs is not None
     assert layout is not None
-    min_fit = 0.9 if file.search is None else file.search.space.min_fit
+    if min_fit is None:
+        min_fit = USUAL_FIT if file.search is None else file.search.space.min_fit
     plan = plan_of(inputs, layout, launcher=file.launcher, min_fit=min_fit)
     return replace(plan, search=facts, remarks=_remarks(file, plan))
 

@@ -29,7 +29,8 @@ class SearchProblem:
     ``time_ns[class][strategy]``; ``memory[stage][class][strategy]`` bytes that stay;
     ``working[class][strategy]`` bytes while the layer runs; ``reshard_ns[strategy][strategy]``
     between neighbours, empty where changing strategy is free. A class may allow only some
-    strategies: ``allowed[class]``. ``stage_ns[stage]`` is the fixed part of a stage's time.
+    strategies: ``allowed[class]``. ``stage_ns[stage]`` is the fixed part of a stage's time. A
+    stage holds at least ``least_layers`` layers, one for each of its chunks.
     """
 
     chain: tuple[int, ...]
@@ -41,6 +42,7 @@ class SearchProblem:
     limit: tuple[int, ...]
     allowed: tuple[tuple[int, ...], ...]
     stage_ns: tuple[int, ...]
+    least_layers: int = 1
     reshard_ns: tuple[tuple[int, ...], ...] = ()
 
     @cached_property

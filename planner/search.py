@@ -7,6 +7,8 @@
    memory limit and under the best step time so far. The undominated cuts are simulated exactly.
 4. When the next bound is no better than the worst plan that is still wanted, nothing that was not
    visited can be better.
+5. Candidates that were solved but whose bound lies below the best plan are enumerated in full if
+   they have at most 100,000 layouts together: then the plan is proven.
 
 The bounds are relaxations, so ``bound_s`` holds for the whole space: no layout of it is faster.
 """
@@ -24,6 +26,7 @@ from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
+from planner.exhaust import every_better_cut, num_layouts
 from planner.space import Candidate, Degrees, SearchSpace
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ __all__ = ["Finalist", "SearchResult", "search"]
 
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
-SLACKS = (1.02, 1.2, float("inf"))
+EXHAUSTED_LAYOUTS = 100_000
+SLACKS = (1.02, 1.08, 1.25, float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ def search(
         run.visit()
         if on_progress is not None:
             on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
+    if complete:
+        run.close_gap(should_stop)
     return run.result(complete=complete)
 
 
@@ -127,7 +133,7 @@ class _Run:
     )
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
-    least_visited_s: float = float("inf")
+    open: list[tuple[float, CandidateProblem]] = field(default_factory=list)
     candidates: int = 0
     visited: int = 0
     simulated: int = 0
@@ -147,8 +153,13 @@ class _Run:
     def bound_s(self) -> float:
         """What no layout of the space can beat, visited or not."""
         waiting = self.heap[0][0] if self.heap else float("inf")
-        best = self.finalists[0].estimate.step_s if self.finalists else float("inf")
-        return min(waiting, self.least_visited_s, best)
+        least_open = min((bound for bound, _ in self.open), default=float("inf"))
+        return min(waiting, least_open, self.best_s)
+
+    @property
+    def best_s(self) -> float:
+        """Step time of the best plan so far."""
+        return self.finalists[0].estimate.step_s if self.finalists else float("inf")
 
     def bound_all(self) -> None:
         """Give every combination of degrees its bound from compute alone."""
@@ -193,8 +204,8 @@ class _Run:
         if not found:
             self._prune_full()
             return
-        own = min(problem.bound_s(cut) for cut in found)
-        self.least_visited_s = min(self.least_visited_s, max(bound_s, own))
+        own = max(bound_s, min(problem.bound_s(cut) for cut in found))
+        self.open.append((own, problem))
         best: Finalist | None = None
         for cut in found[:SIMULATED_CUTS]:
             if best is not None and problem.bound_s(cut) >= best.estimate.step_s:
@@ -237,6 +248,35 @@ class _Run:
                 return None
             cut = again[0]
         return None
+
+    def close_gap(self, should_stop: Callable[[], bool]) -> None:
+        """Simulate every layout that could still beat the best plan, where they are few."""
+        undecided = sorted(
+            (each for each in self.open if each[0] < self.best_s), key=lambda each: each[0]
+        )
+        layouts = 0
+        for _, problem in undecided:
+            layouts += num_layouts(problem.problem, most=EXHAUSTED_LAYOUTS)
+            if layouts > EXHAUSTED_LAYOUTS:
+                return
+        for bound, problem in undecided:
+            for cut in every_better_cut(problem, self.best_s):
+                if should_stop():
+                    return
+                finalist = self._finalist(problem, cut)
+                if finalist is not None:
+                    self._keep(finalist)
+            self.open.remove((bound, problem))
+
+    def _finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
+        """The simulated plan of a cut, None if it does not fit."""
+        layout = build_layout(problem, cut, self.space.rules.mixing)
+        cost = LayoutCost(self.context, layout)
+        if cost.fit_probability < self.min_fit:
+            return None
+        self.simulated += 1
+        own = cost.estimate(min_fit=self.min_fit)
+        return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
 
     def _keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,18 +70,22 @@ class Run:
         return estimate(self.context, self.layout)
 
 
-def runs(source: str) -> list[Run]:
-    """All runs of one source that state a step time or memory on a device of the catalogue."""
+def runs(source: str, stack: str | None = None) -> list[Run]:
+    """All runs of one source that state a step time on a device of the catalogue, under the
+    calibration of a software stack (None: the datasheet's).
+    """
     rows = [row for row in read_csv("measured_runs.csv") if row["file"] == source]
-    return [run_of(row) for row in rows if row["gpu"] in ("A100", "B200") and row["step_time_s"]]
+    return [
+        run_of(row, stack) for row in rows if row["gpu"] in ("A100", "B200") and row["step_time_s"]
+    ]
 
 
-def run_of(row: dict[str, str]) -> Run:
+def run_of(row: dict[str, str], stack: str | None = None) -> Run:
     model, training = model_of(row), training_of(row)
     nodes = number(row, "n_gpus") // number(row, "gpus_per_node")
     device = f"{row['gpu'].lower()}-{row['gpu_mem_gb']}g"
     cluster = load_cluster(f"{nodes}x{row['gpus_per_node']}x{device}")
-    calibration, _ = load_calibration(None, cluster)
+    calibration, _ = load_calibration(stack, cluster)
     context = CostContext(model, cluster, training, calibration)
     return Run(row, context, layout_of(row, model, training))
 
@@ -176,5 +181,5 @@ def even_chunks(num_layers: int, stages: int, chunks: int, strategy: Strategy) -
     cuts = [0, *(1 + blocks * place // places for place in range(1, places)), num_layers]
     return tuple(
         Chunk(place % stages, place // stages, (LayerSpan(first, stop, strategy),))
-        for place, (first, stop) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for place, (first, stop) in enumerate(pairwise(cuts))
     )

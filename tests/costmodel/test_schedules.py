@@ -19,6 +19,7 @@ from planner.bounds import PipelineBound
 STAGES, MICROBATCHES = 4, 8
 ONE_CHUNK = ("gpipe", "1f1b")
 INTERLEAVED = "interleaved-1f1b"
+EVERY = (*ONE_CHUNK, INTERLEAVED)
 
 
 def equal_stages(name: str, stages: int, chunks: int, microbatches: int) -> float:
@@ -81,7 +82,7 @@ def test_every_rank_runs_every_pass_of_its_chunks_once(name, stages, factor, chu
 
 
 @st.composite
-def pipelines(draw, names=tuple(sorted(SCHEDULES)), *, groups=(1, 3), most_delay: float = 2.0):
+def pipelines(draw, names=EVERY, *, groups=(1, 3), most_delay: float = 2.0):
     """A schedule with random unequal durations of all chunks, and delays between stages."""
     name = draw(st.sampled_from(names))
     stages = draw(st.integers(2, 6))
@@ -149,11 +150,23 @@ FIVE_UNEVEN_STAGES = (
 )
 
 
+# FAILS: ``simulate`` cuts a long run short once the slope is the busiest stage's time. Interleaved,
+# it may pass through that value and settle on a greater one: the slowest cycle of waits can go
+# through several stages. Here 260.6 instead of 262.6.
 @settings(max_examples=60)
 @example(pipeline=FIVE_UNEVEN_STAGES)
 @given(pipeline=pipelines(groups=(5, 14), most_delay=0.0))
 def test_a_long_run_is_the_longest_path_as_well(pipeline):
     assert simulated_ends(*pipeline) == pytest.approx(longest_paths(*pipeline))
+
+
+LIGHT_LAST_STAGE = (
+    INTERLEAVED,
+    [[5.0, 5.0]] * 4 + [[4.0, 4.0]],
+    [[6.5, 6.5]] * 4 + [[5.2, 5.2]],
+    [0.0] * 5,
+    5,
+)
 
 
 def assert_not_faster_than_its_bound(name, forward, backward, delay, microbatches, tail=0.0):
@@ -177,7 +190,11 @@ def test_no_pipeline_with_work_after_its_passes_is_faster_than_its_bound(pipelin
     assert_not_faster_than_its_bound(*pipeline, tail=tail)
 
 
+# FAILS: the fill of (p - 1) / (v p) of all the work holds for equal stages. With four blocks a
+# chunk on the last stage and five elsewhere the bound is 3 % above the step at m = p; with a last
+# chunk that is shorter it says 8.75 where the step takes 8.
 @settings(max_examples=300)
+@example(pipeline=LIGHT_LAST_STAGE)
 @example(pipeline=(INTERLEAVED, [[1, 1], [1, 1]], [[1, 1], [1, 0]], [0.0, 0.0], 2))
 @given(pipeline=pipelines((INTERLEAVED,), most_delay=0.0))
 def test_no_interleaved_pipeline_of_unequal_chunks_is_faster_than_its_bound(pipeline):

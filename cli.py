@@ -1,0 +1,361 @@
+"""The command line: load -> call -> render -> exit code.
+
+What is slow to import is imported inside the commands, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+
+from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
+from planner.launchers import LAUNCHERS
+from profiles.errors import ExitCode, InputError, ParplanError, Problem
+from profiles.nearest import nearest
+from profiles.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner import Inputs, Plan
+
+__all__ = ["main"]
+
+Command: TypeAlias = "Callable[..., Any]"
+Decorator: TypeAlias = "Callable[[Command], Command]"
+
+TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
+TYPES: Final = {
+    Kind.NUMBER: click.INT,
+    Kind.COUNT: click.IntRange(min=1),
+    Kind.ZERO: click.IntRange(0, 3),
+    Kind.PART: click.FloatRange(0, 1, min_open=True, max_open=True),
+}
+
+
+class Parplan(click.Group):
+    """The commands, and the one place where errors become exit codes."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command."""
+        try:
+            super().invoke(ctx)
+            sys.stdout.flush()
+        except ParplanError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(int(error.exit_code))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
+        except BrokenPipeError:  # the reader has seen enough
+            from reports import discard_stdout  # noqa: PLC0415
+
+            discard_stdout()
+            ctx.exit(int(ExitCode.YES))
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:  # noqa: BLE001 - left alone, Python exits with 1, which means "no" here
+            import traceback  # noqa: PLC0415
+
+            click.echo(traceback.format_exc(), err=True)
+            click.echo("parplan failed, not you: please report this with the lines above", err=True)
+            ctx.exit(int(ExitCode.WE_FAILED))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; where there is none, the nearest name."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise InputError(_unknown("command", args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
+
+def _unknown(kind: str, name: str, known: Any) -> Problem:
+    return Problem(
+        where=f"parplan {kind}" if kind != "command" else "parplan",
+        message=f"there is no {kind} {name!r}",
+        expected=f"one of {', '.join(known)}",
+        hint=nearest(name, known),
+    )
+
+
+def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001
+    if not wanted:
+        return
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        click.echo(f"parplan {metadata.version('parplan')}")
+    except metadata.PackageNotFoundError:
+        click.echo("parplan, not installed")
+    ctx.exit()
+
+
+@click.group(cls=Parplan, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Print the version.",
+)  # fmt: skip
+def main() -> None:
+    """Find the fastest parallel layout for training a model on a cluster, and how sure it is.
+
+    Exit codes: 0 yes, 1 no (nothing fits), 2 asked wrongly, 3 our mistake, 130 interrupted.
+    """
+
+
+def _option(flag: Flag) -> Decorator:
+    """A flag as an option."""
+    how: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar, "type": TYPES.get(flag.kind)}
+    if flag.usual is not None:
+        how["show_default"] = str(flag.usual)
+    name = f"--{flag.name}"
+    if flag.kind is Kind.EITHER:
+        return click.option(f"{name}/--no-{flag.name}", default=None, **how)
+    return click.option(
+        name, is_flag=flag.kind is Kind.SWITCH, multiple=flag.kind is Kind.MANY, **how
+    )
+
+
+def _with(*flags: Flag) -> Decorator:
+    """Options of flags as one decorator, in this order in the help."""
+
+    def decorate(command: Command) -> Command:
+        for flag in reversed(flags):
+            command = _option(flag)(command)
+        return command
+
+    return decorate
+
+
+def _format(*formats: str) -> Decorator:
+    kind = click.Choice(["text", "json", *formats])
+    return click.option("--format", "form", type=kind, default="text", show_default=True)
+
+
+def _load_inputs(flags: dict[str, Any]) -> Inputs:
+    """The inputs of the flags; notes on them go to stderr."""
+    from planner import load_inputs  # noqa: PLC0415
+
+    missing = [f"--{name}" for name in ("model", "cluster") if not flags[name]]
+    if missing:
+        raise InputError([Problem(where=flag, message="is missing") for flag in missing])
+    inputs = load_inputs(
+        flags["model"],
+        flags["cluster"],
+        training=flags["training"],
+        overrides={name: flags.get(name) for name in TRAINING},
+        stack=flags["stack"],
+        calibration=flags["calibration"],
+    )
+    for note in inputs.notes:
+        click.echo(f"note: {note}", err=True)
+    return inputs
+
+
+def _space(flags: dict[str, Any]) -> dict[str, Any]:
+    """What the search is restricted to."""
+    from planner import parse_restrictions  # noqa: PLC0415
+
+    launcher = flags["launcher"] or "any"
+    if launcher not in LAUNCHERS:
+        raise InputError(_unknown("--launcher", launcher, LAUNCHERS))
+    restrictions = parse_restrictions(
+        flags["fix"], flags["max"], flags["exclude"], tp_across_nodes=flags["tp_across_nodes"]
+    )
+    min_fit = flags["min_fit"] or MIN_FIT
+    return {"launcher": launcher, "restrictions": restrictions, "min_fit": min_fit}
+
+
+def _asked(flags: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+    """Inputs and space; the problems of both are told together."""
+    found: list[Any] = []
+    problems: list[Problem] = []
+    for read in (_load_inputs, _space):
+        try:
+            found.append(read(flags))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return found[0], found[1]
+
+
+def _print(report: Any) -> None:
+    from reports import print_report  # noqa: PLC0415
+
+    print_report(report)
+
+
+def _print_json(answer: Any) -> None:
+    from reports import json_text  # noqa: PLC0415
+
+    click.echo(json_text(answer))
+
+
+@main.command()
+@_with(*INPUT_FLAGS, *SEARCH_FLAGS)
+@click.option("--top", default=3, show_default=True, type=click.IntRange(0, 100), help="Next best.")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_format("yaml")
+@click.pass_context
+def plan(ctx: click.Context, /, **flags: Any) -> None:
+    """Find the fastest layout that fits."""
+    import time  # noqa: PLC0415
+
+    from planner import plan_text, plan_training, refuse_to_overwrite, save_plan  # noqa: PLC0415
+    from reports import plan_answer, plan_report, progress_on_stderr, until_interrupt  # noqa: PLC0415
+
+    output, form = flags["output"], flags["form"]
+    if output not in (None, "-"):
+        refuse_to_overwrite(output, force=flags["force"])
+    inputs, space = _asked(flags)
+    started_s = time.process_time()
+    with until_interrupt() as should_stop, progress_on_stderr() as tell:
+        planned = plan_training(
+            inputs, **space, runners_up=flags["top"], should_stop=should_stop, on_progress=tell
+        )
+    cpu_s = time.process_time() - started_s
+    if output not in (None, "-"):
+        save_plan(planned.plan, output, force=flags["force"])
+    if output == "-" or form == "yaml":
+        click.echo(plan_text(planned.plan), nl=False)
+    elif form == "json":
+        _print_json(plan_answer(planned, cpu_s=cpu_s))
+    else:
+        _print(plan_report(planned))
+    if output not in (None, "-"):
+        click.echo(f"written: {output}", err=True)
+    facts = planned.plan.search
+    if facts is not None and not facts.complete:
+        click.echo(f"interrupted: the best so far, gap {100 * facts.gap:.1f} %", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+@main.command()
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@_with(*INPUT_FLAGS, *LAYOUT_FLAGS)
+@_format("yaml")
+@click.pass_context
+def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
+    """Estimate a plan file, or the layout that flags describe. Exit code 1: it does not fit."""
+    from planner import plan_text  # noqa: PLC0415
+    from reports import estimate_answer, estimate_report  # noqa: PLC0415
+
+    made = _manual_plan(flags) if plan_file is None else _read_plan(ctx, plan_file, flags)
+    if flags["form"] == "json":
+        _print_json(estimate_answer(made))
+    elif flags["form"] == "yaml":
+        click.echo(plan_text(made), nl=False)
+    else:
+        _print(estimate_report(made))
+    ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
+
+
+def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any]) -> Plan:
+    """The plan of a file; flags that it answers itself are refused."""
+    from planner import load_plan  # noqa: PLC0415
+
+    open_to_all = ("plan_file", "form", "min_fit")
+    given = [
+        name
+        for name in ctx.params
+        if name not in open_to_all
+        and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        message = f"with the plan file {path}, which says it itself"
+        raise InputError(Problem(where=flag, message=message, expected="either"))
+    return load_plan(path, min_fit=flags["min_fit"])
+
+
+def _manual_plan(flags: dict[str, Any]) -> Plan:
+    """The plan of the layout that flags describe."""
+    from planner import ManualLayout, layout_from_degrees, plan_of  # noqa: PLC0415
+
+    inputs = _load_inputs({**flags, "micro_batch": None})
+    names = [flag.name.replace("-", "_") for flag in LAYOUT_FLAGS if flag.name != "min-fit"]
+    said = {name: flags[name] for name in names if flags[name] is not None}
+    if inputs.training.micro_batch is not None:
+        said = {"micro_batch": inputs.training.micro_batch, **said}
+    layout = layout_from_degrees(inputs, ManualLayout(**said))
+    return plan_of(inputs, layout, min_fit=flags["min_fit"] or MIN_FIT)
+
+
+@main.command()
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@_with(*INPUT_FLAGS, *SEARCH_FLAGS)
+@_format()
+@click.pass_context
+def explain(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
+    """Explain a plan file, or the plan that flags lead to: what binds it, why others lost."""
+    from planner import explain_plan, plan_training  # noqa: PLC0415
+    from reports import explain_answer, explain_report, progress_on_stderr, until_interrupt  # noqa: PLC0415
+
+    with until_interrupt() as should_stop, progress_on_stderr() as tell:
+        if plan_file is not None:
+            own = _read_plan(ctx, plan_file, flags)
+            explanation = explain_plan(own, should_stop=should_stop, on_progress=tell)
+        else:
+            inputs, space = _asked(flags)
+            planned = plan_training(inputs, **space, should_stop=should_stop, on_progress=tell)
+            explanation = explain_plan(planned.plan, planned.runners_up)
+        stopped = should_stop()
+    if flags["form"] == "json":
+        _print_json(explain_answer(explanation))
+    else:
+        _print(explain_report(explanation))
+    if stopped:
+        click.echo("interrupted: better ones may exist", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+@main.command()
+@click.argument("reference", metavar="MODEL|CLUSTER")
+@_format()
+def describe(reference: str, form: str) -> None:
+    """Say what was understood of a model or a cluster: a name, a shorthand or a path."""
+    from profiles import load_model_or_cluster  # noqa: PLC0415
+    from reports import facts_of, facts_report  # noqa: PLC0415
+
+    facts = facts_of(load_model_or_cluster(reference, where="parplan describe"))
+    if form == "json":
+        _print_json(facts)
+    else:
+        _print(facts_report(facts))
+
+
+@main.command()
+@click.argument("shelf", type=click.Choice(["models", "devices", "nodes"]))
+@_format()
+def catalog(shelf: Any, form: str) -> None:
+    """List what is known by name."""
+    from profiles import catalog_names  # noqa: PLC0415
+    from reports import catalog_answer, catalog_report  # noqa: PLC0415
+
+    entries = catalog_names(shelf)
+    if form == "json":
+        _print_json(catalog_answer(entries))
+    else:
+        _print(catalog_report(entries))
+
+
+@main.command()
+@click.argument("kind", required=False)
+def schema(kind: str | None) -> None:
+    """Print the JSON Schema of a kind of file; without KIND, list the kinds."""
+    from planner import json_schema, schema_kinds  # noqa: PLC0415
+
+    if kind is None:
+        click.echo("\n".join(schema_kinds()))
+    elif kind in schema_kinds():
+        _print_json(json_schema(kind))
+    else:
+        raise InputError(_unknown("schema", kind, schema_kinds()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Why this plan: where its time goes, what binds it, and why the next best ones lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from planner.plan import diff_plans
+from planner.planning import InterruptedSearchError, plan_training
+from profiles.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from costmodel.estimate import MemoryBytes, StepSplit
+    from planner.plan import Difference, Plan
+    from planner.search import Finalist
+
+__all__ = [
+    "Explanation",
+    "MemoryBinding",
+    "Rival",
+    "TimeBinding",
+    "explain_plan",
+    "memory_kinds",
+    "rival_of",
+    "seconds_by_cause",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBinding:
+    """The cause that takes most of the step beside useful compute, and its part of the step."""
+
+    cause: str
+    seconds: float
+    part: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBinding:
+    """The fullest stage: its device total against what is usable, and its largest kind."""
+
+    stage: int
+    device_bytes: int
+    usable_bytes: int
+    kind: str
+    kind_bytes: int
+
+    @property
+    def part(self) -> float:
+        """How full the device is."""
+        return self.device_bytes / self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Another plan: what it decides differently, and what that costs in seconds by cause.
+
+    The seconds are those of either plan's busiest stage, so they add up to ``slower_s``.
+    """
+
+    plan: Plan
+    slower_s: float
+    by_cause_s: dict[str, float]
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Everything that ``parplan explain`` prints."""
+
+    plan: Plan
+    time: TimeBinding
+    memory: MemoryBinding
+    rivals: tuple[Rival, ...]
+
+
+def explain_plan(
+    plan: Plan,
+    rivals: tuple[Plan, ...] | None = None,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+) -> Explanation:
+    """Explain a plan. ``rivals`` None searches the plan's own space again for them."""
+    if rivals is None:
+        rivals = _searched(plan, should_stop, on_progress)
+    return Explanation(
+        plan=plan,
+        time=_time(plan),
+        memory=_memory(plan),
+        rivals=tuple(rival_of(plan, each) for each in rivals),
+    )
+
+
+def _searched(
+    plan: Plan,
+    should_stop: Callable[[], bool],
+    on_progress: Callable[[int, Finalist | None, float], None] | None,
+) -> tuple[Plan, ...]:
+    """The best plans of the space that the plan came from, itself left out."""
+    try:
+        planned = plan_training(
+            plan.inputs.with_training(micro_batch=None),
+            launcher=plan.launcher,
+            restrictions=None if plan.search is None else plan.search.restrictions,
+            min_fit=plan.min_fit,
+            should_stop=should_stop,
+            on_progress=on_progress,
+        )
+    except (InfeasibleError, InterruptedSearchError):
+        return ()
+    found = (planned.plan, *planned.runners_up)
+    return tuple(each for each in found if each.layout != plan.layout)
+
+
+def rival_of(plan: Plan, other: Plan) -> Rival:
+    """``other`` as a rival of ``plan``."""
+    ours = seconds_by_cause(plan.estimate.split)
+    theirs = seconds_by_cause(other.estimate.split)
+    return Rival(
+        plan=other,
+        slower_s=other.estimate.step_s - plan.estimate.step_s,
+        by_cause_s={cause: theirs[cause] - ours[cause] for cause in ours},
+        differences=tuple(diff_plans(plan, other)),
+    )
+
+
+def seconds_by_cause(split: StepSplit) -> dict[str, float]:
+    """Seconds of a step by cause: ``compute_s``, ``bubble_s``, ..."""
+    return {field.name: getattr(split, field.name) for field in fields(split)}
+
+
+def memory_kinds(memory: MemoryBytes) -> dict[str, int]:
+    """Peak bytes of one rank by kind, the allocator's and the context's included."""
+    return {field.name: getattr(memory, field.name) for field in fields(memory)}
+
+
+def _time(plan: Plan) -> TimeBinding:
+    causes = seconds_by_cause(plan.estimate.split)
+    cause = max(causes, key=lambda name: (name != "compute_s", causes[name]))
+    seconds = causes[cause]
+    return TimeBinding(cause=cause, seconds=seconds, part=seconds / plan.estimate.step_s)
+
+
+def _memory(plan: Plan) -> MemoryBinding:
+    fullest = max(plan.estimate.stages, key=lambda stage: stage.memory.device_bytes)
+    kinds = memory_kinds(fullest.memory)
+    kind = max(kinds, key=lambda name: kinds[name])
+    return MemoryBinding(
+        stage=fullest.stage,
+        device_bytes=fullest.memory.device_bytes,
+        usable_bytes=plan.inputs.context.usable_bytes,
+        kind=kind,
+        kind_bytes=kinds[kind],
+    )

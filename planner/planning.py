@@ -1,0 +1,103 @@
+"""The main job: inputs in, the best plan out, with what was shown about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from planner.feasibility import explain_infeasible
+from planner.plan import Plan, SearchFacts
+from planner.search import search
+from planner.space import Restrictions, SearchSpace
+from profiles.errors import ExitCode, ParplanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.inputs import Inputs
+    from planner.search import Finalist, SearchResult
+
+__all__ = ["InterruptedSearchError", "Planned", "plan_training"]
+
+RUNNERS_UP: Final = 3
+
+
+class InterruptedSearchError(ParplanError):
+    """The search was stopped before it had found a layout that fits."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The best plan and the next best different ones, fastest first."""
+
+    plan: Plan
+    runners_up: tuple[Plan, ...]
+
+
+def plan_training(
+    inputs: Inputs,
+    *,
+    launcher: str = "any",
+    restrictions: Restrictions | None = None,
+    min_fit: float = 0.9,
+    runners_up: int = RUNNERS_UP,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+) -> Planned:
+    """The fastest layout that ``launcher`` can express and that fits with ``min_fit``.
+
+    Raises ``InfeasibleError`` where nothing fits, ``InterruptedSearchError`` where ``should_stop``
+    came before the first layout that does.
+    """
+    own = restrictions or Restrictions()
+    space = SearchSpace(
+        inputs.model, inputs.cluster, inputs.training, launcher=launcher, restrictions=own
+    )
+    result = search(
+        inputs.context,
+        space,
+        min_fit=min_fit,
+        runners_up=runners_up,
+        should_stop=should_stop,
+        on_progress=on_progress,
+    )
+    if result.best is None:
+        if not result.complete:
+            raise InterruptedSearchError("interrupted before a layout that fits was found")
+        raise explain_infeasible(inputs.context, space, min_fit=min_fit)
+    facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
+    best, *others = (_plan(inputs, each, launcher, min_fit) for each in result.finalists)
+    return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+
+
+def _plan(inputs: Inputs, finalist: Finalist, launcher: str, min_fit: float) -> Plan:
+    return Plan(
+        inputs=inputs.with_training(micro_batch=finalist.layout.micro_batch),
+        layout=finalist.layout,
+        estimate=finalist.estimate,
+        launcher=launcher,
+        min_fit=min_fit,
+    )
+
+
+def _with_micro_batch(restrictions: Restrictions, micro_batch: int | None) -> Restrictions:
+    """A micro-batch that the training run states restricts the space like ``--fix``."""
+    if micro_batch is None:
+        return restrictions
+    fixed = {**restrictions.fixed, "micro_batch": frozenset({str(micro_batch)})}
+    return replace(restrictions, fixed=fixed)
+
+
+def _facts(result: SearchResult, restrictions: Restrictions) -> SearchFacts:
+    return SearchFacts(
+        restrictions=restrictions,
+        candidates=result.candidates,
+        pruned=dict(sorted(result.pruned.items())),
+        refused=dict(sorted(result.refused.items())),
+        bound_s=result.bound_s,
+        gap=result.gap,
+        proven=result.proven,
+        complete=result.complete,
+    )

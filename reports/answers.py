@@ -1,0 +1,154 @@
+"""Answers as plain data: what ``--format json`` prints."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from costmodel.layout import describe_ranks
+from planner.explain import memory_kinds, rival_of, seconds_by_cause
+from planner.plan import layer_ranges, layout_choices, stage_layers
+from planner.plandocument import restrictions_document
+
+if TYPE_CHECKING:
+    from costmodel.estimate import StageEstimate
+    from planner.explain import Explanation, Rival
+    from planner.plan import Plan
+    from planner.planning import Planned
+    from profiles.catalog import CatalogEntry
+
+__all__ = ["catalog_answer", "estimate_answer", "explain_answer", "json_text", "plan_answer"]
+
+TOTALS = (
+    "step_s",
+    "interval_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "peak_mem_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_mem_interval_bytes",
+    "fits",
+    "fit_probability",
+)
+
+
+def json_text(answer: dict[str, Any] | list[Any]) -> str:
+    """The answer as JSON that every reader takes."""
+    return json.dumps(answer, indent=2, allow_nan=False)
+
+
+def estimate_answer(plan: Plan) -> dict[str, Any]:
+    """Totals, seconds by cause, stages, and what the numbers rest on."""
+    own = plan.estimate
+    return {
+        **{name: getattr(own, name) for name in TOTALS},
+        "split": seconds_by_cause(own.split),
+        "stages": [_stage(plan, stage) for stage in own.stages],
+        "knowledge": own.knowledge,
+        "calibration": own.calibration,
+        "layout": _layout(plan),
+        "notes": list(plan.notes),
+    }
+
+
+def plan_answer(planned: Planned, *, cpu_s: float) -> dict[str, Any]:
+    """The estimate of the best plan, what the search found out, and the runners-up."""
+    plan = planned.plan
+    return {
+        **estimate_answer(plan),
+        "search": _search(plan, cpu_s),
+        "runners_up": [_rival(rival_of(plan, other)) for other in planned.runners_up],
+    }
+
+
+def explain_answer(explanation: Explanation) -> dict[str, Any]:
+    """The estimate, what binds time and memory, and the rivals."""
+    plan, time, memory = explanation.plan, explanation.time, explanation.memory
+    return {
+        **estimate_answer(plan),
+        "binds": {
+            "time": {"cause": time.cause, "seconds": time.seconds, "part": time.part},
+            "memory": {
+                "stage": memory.stage,
+                "device_bytes": memory.device_bytes,
+                "usable_bytes": memory.usable_bytes,
+                "part": memory.part,
+                "kind": memory.kind,
+                "kind_bytes": memory.kind_bytes,
+            },
+        },
+        "search": _search(plan, None),
+        "runners_up": [_rival(rival) for rival in explanation.rivals],
+    }
+
+
+def _stage(plan: Plan, stage: StageEstimate) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "layers": stage_layers(plan.inputs.model, plan.layout, stage.stage),
+        "ranks": describe_ranks(plan.layout.mesh.stage_ranks(stage.stage)),
+        "split": seconds_by_cause(stage.split),
+        "memory": memory_kinds(stage.memory),
+        "allocated_bytes": stage.memory.allocated_bytes,
+        "reserved_bytes": stage.memory.reserved_bytes,
+        "device_bytes": stage.memory.device_bytes,
+    }
+
+
+def _layout(plan: Plan) -> dict[str, Any]:
+    """Every choice by name, and the layers of each chunk."""
+    model, layout = plan.inputs.model, plan.layout
+    return {
+        **layout_choices(model, layout),
+        "used_gpus": layout.mesh.num_ranks,
+        "placement": [
+            {
+                "stage": chunk.stage,
+                "chunk": chunk.chunk,
+                "layers": layer_ranges(model, chunk.first, chunk.stop),
+            }
+            for chunk in layout.chunks
+        ],
+    }
+
+
+def _search(plan: Plan, cpu_s: float | None) -> dict[str, Any] | None:
+    facts = plan.search
+    if facts is None:
+        return None
+    restricted = restrictions_document(facts.restrictions)
+    found = {
+        "objective": facts.objective,
+        "space": {"launcher": plan.launcher, **restricted, "min_fit": plan.min_fit},
+        "candidates": facts.candidates,
+        "pruned": dict(facts.pruned),
+        "refused": dict(facts.refused),
+        "bound_s": facts.bound_s,
+        "gap": facts.gap,
+        "proven": facts.proven,
+        "complete": facts.complete,
+    }
+    return found if cpu_s is None else {**found, "cpu_s": cpu_s}
+
+
+def _rival(rival: Rival) -> dict[str, Any]:
+    own = rival.plan.estimate
+    return {
+        "step_s": own.step_s,
+        "slower_s": rival.slower_s,
+        "mfu": own.mfu,
+        "peak_mem_bytes": own.peak_mem_bytes,
+        "fit_probability": own.fit_probability,
+        "layout": _layout(rival.plan),
+        "slower_by_cause_s": rival.by_cause_s,
+        "differences": [
+            {"choice": each.choice, "plan": each.left, "this": each.right}
+            for each in rival.differences
+        ],
+    }
+
+
+def catalog_answer(entries: list[CatalogEntry]) -> list[dict[str, Any]]:
+    """The entries of a shelf."""
+    return [{"name": e.name, "aliases": list(e.aliases), **e.facts} for e in entries]

@@ -1,0 +1,106 @@
+"""Tables of a plan: stages, seconds by cause, bytes by kind; of facts and of the catalogue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from planner.explain import memory_kinds, seconds_by_cause
+from planner.plan import stage_layers
+from planner.plandocument import compact_ranks
+from profiles.units import GIB
+from reports.words import CAUSES, KINDS, recompute_words
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+    from profiles.catalog import CatalogEntry
+
+__all__ = ["catalog_table", "facts_table", "memory_table", "split_table", "stage_table"]
+
+
+def stage_table(plan: Plan) -> Table:
+    """One line a stage: who, what, how long, how full."""
+    table = _table("Layout")
+    table.add_column("stage", justify="right")
+    table.add_column("ranks", overflow="fold")
+    table.add_column("layers", overflow="fold")
+    table.add_column("recomputed", overflow="fold")
+    table.add_column("busy s", justify="right", no_wrap=True)
+    table.add_column("waiting s", justify="right", no_wrap=True)
+    table.add_column("memory GiB", justify="right", no_wrap=True)
+    for stage in plan.estimate.stages:
+        waiting = stage.split.bubble_s
+        table.add_row(
+            str(stage.stage),
+            compact_ranks(plan.layout.mesh, stage.stage),
+            stage_layers(plan.inputs.model, plan.layout, stage.stage).replace(",", ", "),
+            recompute_words(plan.layout, stage.stage),
+            f"{stage.split.total_s - waiting:.4g}",
+            f"{waiting:.3g}",
+            f"{stage.memory.device_bytes / GIB:.1f}",
+        )
+    return table
+
+
+def split_table(plan: Plan) -> Table:
+    """Seconds of the busiest stage's step by cause, nothing that takes none."""
+    table = _table("Step of the busiest stage")
+    table.add_column("cause")
+    table.add_column("s", justify="right")
+    table.add_column("%", justify="right")
+    total = plan.estimate.step_s
+    for cause, value in seconds_by_cause(plan.estimate.split).items():
+        if value:
+            table.add_row(CAUSES[cause], f"{value:.4g}", f"{100 * value / total:.1f}")
+    table.add_row("step", f"{total:.4g}", "100.0")
+    return table
+
+
+def memory_table(plan: Plan) -> Table:
+    """GiB at the peak of each stage by kind."""
+    table = _table("Memory at the peak, GiB")
+    table.add_column("stage", justify="right")
+    for kind in KINDS.values():
+        table.add_column(kind, justify="right")
+    table.add_column("total", justify="right")
+    for stage in plan.estimate.stages:
+        kinds = memory_kinds(stage.memory)
+        table.add_row(
+            str(stage.stage),
+            *(f"{kinds[kind] / GIB:.1f}" for kind in KINDS),
+            f"{stage.memory.device_bytes / GIB:.1f}",
+        )
+    return table
+
+
+def facts_table(rows: list[tuple[str, str]]) -> Table:
+    """Names and values."""
+    table = _table(None)
+    table.show_header = False
+    table.add_column("fact", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def catalog_table(entries: list[CatalogEntry]) -> Table:
+    """One line an entry, with the columns of its shelf."""
+    table = _table(None)
+    table.add_column("name", no_wrap=True)
+    for column in entries[0].facts:
+        numeric = any(not isinstance(entry.facts[column], str) for entry in entries)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    table.add_column("also called", overflow="fold")
+    for entry in entries:
+        values = (f"{v:,}" if isinstance(v, int) else str(v) for v in entry.facts.values())
+        table.add_row(entry.name, *values, ", ".join(entry.aliases))
+    return table
+
+
+def _table(title: str | None) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )

@@ -1,0 +1,77 @@
+"""Where text goes: the answer to stdout, the talk to stderr."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reports.words import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from rich.console import RenderableType
+
+    from planner.search import Finalist
+
+__all__ = ["discard_stdout", "print_report", "progress_on_stderr", "until_interrupt"]
+
+PIPED_WIDTH: Final = 120
+
+
+def print_report(report: list[RenderableType]) -> None:
+    """Print to stdout. Lines are not broken; tables keep to the terminal, or to 120 columns."""
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    for part in report:
+        if isinstance(part, Table):
+            console.print(part)
+        else:
+            console.print(part if isinstance(part, Text) else str(part), soft_wrap=True)
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Callable[[int, Finalist | None, float], None] | None]:
+    """How far the search is, on one line that goes away; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    console = Console(file=sys.stderr)
+    with console.status("searching") as status:
+
+        def tell(visited: int, best: Finalist | None, bound_s: float) -> None:
+            step = "none fits yet" if best is None else seconds(best.estimate.step_s)
+            status.update(f"visited {visited:,}, best {step}, bound {seconds(bound_s)}")
+
+        yield tell
+
+
+@contextmanager
+def until_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, instead of an exception; pressed twice, it is one again."""
+    stopped = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def discard_stdout() -> None:
+    """Let what is still to be written go nowhere, once the reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

@@ -1,0 +1,179 @@
+"""Answers as text: the verdict first, then tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from planner.explain import rival_of
+from reports.facts import human_facts
+from reports.tables import catalog_table, facts_table, memory_table, split_table, stage_table
+from reports.words import (
+    CAUSES,
+    KINDS,
+    gib,
+    layout_words,
+    per_cent,
+    seconds,
+    training_words,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from planner.explain import Explanation, Rival
+    from planner.plan import Plan
+    from planner.planning import Planned
+    from profiles.catalog import CatalogEntry
+
+__all__ = ["catalog_report", "estimate_report", "explain_report", "facts_report", "plan_report"]
+
+Report = list["RenderableType"]
+UNSAID = ("num_microbatches", "stage_layers", "recompute")
+
+
+def plan_report(planned: Planned) -> Report:
+    """The best plan, the next best ones, and what the search showed."""
+    plan = planned.plan
+    rivals = [rival_of(plan, other) for other in planned.runners_up]
+    return [
+        *estimate_report(plan, assumptions=False),
+        *_rivals(rivals),
+        *_search(plan),
+        *_assumptions(plan),
+    ]
+
+
+def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:
+    """What one layout costs."""
+    report: Report = [_headline(plan), "", stage_table(plan), split_table(plan)]
+    return [*report, *_assumptions(plan)] if assumptions else report
+
+
+def explain_report(explanation: Explanation) -> Report:
+    """Where time and memory go, what binds, and why the next best plans lost."""
+    plan, time, memory = explanation.plan, explanation.time, explanation.memory
+    binding = [
+        (
+            f"Time: beside compute, most goes to {CAUSES[time.cause]}, {seconds(time.seconds)} or "
+            f"{per_cent(time.part)} of the step."
+        ),
+        (
+            f"Memory: stage {memory.stage} is fullest, {gib(memory.device_bytes)} of "
+            f"{gib(memory.usable_bytes)} ({per_cent(memory.part)}); most is "
+            f"{KINDS[memory.kind]}, {gib(memory.kind_bytes)}."
+        ),
+    ]
+    return [
+        _headline(plan),
+        "",
+        split_table(plan),
+        memory_table(plan),
+        _title("What binds"),
+        *binding,
+        "",
+        *_rivals(list(explanation.rivals), causes=True),
+        *_search(plan),
+        *_assumptions(plan),
+    ]
+
+
+def facts_report(facts: dict[str, Any]) -> Report:
+    """Facts as a table of names and values in human units."""
+    return [facts_table(human_facts(facts))]
+
+
+def catalog_report(entries: list[CatalogEntry]) -> Report:
+    """The entries of a shelf, one a line."""
+    return [catalog_table(entries)]
+
+
+def _headline(plan: Plan) -> Text:
+    style = "bold" if plan.estimate.fits else "bold red"
+    return Text(verdict(plan), style=style)
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _rivals(rivals: list[Rival], *, causes: bool = False) -> Report:
+    if not rivals:
+        return []
+    report: Report = [_title("Next best")]
+    for rival in rivals:
+        said = [str(each) for each in rival.differences if each.choice not in UNSAID]
+        unsaid = {each.choice for each in rival.differences}
+        said += [f"another {word}" for key, word in _OTHER.items() if key in unsaid]
+        part = rival.slower_s / (rival.plan.estimate.step_s - rival.slower_s)
+        sign = "slower" if rival.slower_s >= 0 else "FASTER"
+        report.append(
+            f"{seconds(abs(rival.slower_s))} ({per_cent(abs(part))}) {sign}: "
+            f"{layout_words(rival.plan.layout)}"
+        )
+        report.append(f"  {', '.join(said)}")
+        if causes:
+            report.append(f"  {_by_cause(rival)}")
+    return [*report, ""]
+
+
+_OTHER = {"stage_layers": "cut", "recompute": "recomputation"}
+
+
+def _by_cause(rival: Rival) -> str:
+    """What it loses and what it gains, the largest first."""
+    shown = sorted(rival.by_cause_s.items(), key=lambda item: -abs(item[1]))
+    lost = [f"+{seconds(value)} {CAUSES[cause]}" for cause, value in shown if value > _NOTICED]
+    won = [f"-{seconds(-value)} {CAUSES[cause]}" for cause, value in shown if value < -_NOTICED]
+    return f"loses {', '.join(lost) or 'nothing'}; gains {', '.join(won) or 'nothing'}"
+
+
+_NOTICED = 1e-4
+
+
+def _search(plan: Plan) -> Report:
+    facts = plan.search
+    if facts is None:
+        return []
+    pruned = ", ".join(f"{count:,} by {cause}" for cause, count in sorted(facts.pruned.items()))
+    refused = ", ".join(f"{count:,} {rule}" for rule, count in sorted(facts.refused.items()))
+    proof = "shown to be the fastest" if facts.proven else "not proven to be the fastest"
+    report: Report = [
+        _title("Search"),
+        f"{facts.candidates:,} candidates for launcher {plan.launcher}{_restricted(plan)}",
+        f"pruned: {pruned or 'none'}",
+    ]
+    if refused:
+        report.append(f"left out by rule: {refused}")
+    if not facts.complete:
+        report.append("INTERRUPTED: the best plan so far")
+    report += [
+        (
+            f"no layout of this space is faster than {seconds(facts.bound_s)}, the least bound of "
+            f"all candidates; the plan is within {per_cent(facts.gap)} of it, {proof}"
+        ),
+        "",
+    ]
+    return report
+
+
+def _restricted(plan: Plan) -> str:
+    assert plan.search is not None
+    own = plan.search.restrictions
+    said = [f"{name}={','.join(sorted(values))}" for name, values in sorted(own.fixed.items())]
+    said += [f"{name}<={most}" for name, most in sorted(own.at_most.items())]
+    said += [f"{name}!={','.join(sorted(values))}" for name, values in sorted(own.excluded.items())]
+    said.append("tp across nodes" if own.tp_across_nodes else "tp inside a node")
+    return f" ({', '.join(said)})"
+
+
+def _assumptions(plan: Plan) -> Report:
+    own = plan.estimate
+    return [
+        _title("Assumptions"),
+        training_words(plan),
+        f"calibration {own.calibration} (knowledge: {own.knowledge})",
+        *(f"note: {note}" for note in plan.notes),
+    ]

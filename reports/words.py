@@ -1,0 +1,129 @@
+"""Numbers and choices as people say them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from profiles.units import GB, GIB
+
+if TYPE_CHECKING:
+    from costmodel.layout import Layout
+    from planner.plan import Plan
+
+__all__ = [
+    "CAUSES",
+    "KINDS",
+    "gib",
+    "layout_words",
+    "per_cent",
+    "rate",
+    "recompute_words",
+    "seconds",
+    "training_words",
+    "verdict",
+]
+
+CAUSES: Final = {
+    "compute_s": "compute",
+    "recompute_s": "recomputation",
+    "tp_s": "tensor-parallel traffic",
+    "cp_s": "context-parallel traffic",
+    "ep_s": "expert traffic",
+    "zero_s": "ZeRO traffic",
+    "p2p_s": "hand-over between stages",
+    "bubble_s": "waiting for other stages",
+    "gradient_s": "gradient reduction",
+    "optimizer_s": "optimizer",
+    "overhead_s": "host time and jitter",
+}
+KINDS: Final = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "working": "working memory",
+    "buffers": "buffers",
+    "reserved": "allocator",
+    "context": "context",
+}
+MILLI: Final = 1e-3
+
+
+def seconds(value: float) -> str:
+    """``58.4 s``, ``850 ms``, ``1,204 s``."""
+    if abs(value) >= 1000:  # noqa: PLR2004 - from here on, whole seconds
+        return f"{value:,.0f} s"
+    if abs(value) >= 1 or value == 0:
+        return f"{value:.3g} s"
+    return f"{value / MILLI:.3g} ms"
+
+
+def gib(size: float) -> str:
+    """``71.3 GiB``."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def rate(bytes_per_s: float) -> str:
+    """``450 GB/s``."""
+    return f"{bytes_per_s / GB:.4g} GB/s"
+
+
+def per_cent(part: float) -> str:
+    """``49.1 %``."""
+    return f"{100 * part:.1f} %"
+
+
+def layout_words(layout: Layout) -> str:
+    """``tp 8 x cp 1 x dp 4 x pp 4, 1f1b, micro-batch 1, ZeRO-1``."""
+    mesh = layout.mesh
+    degrees = [f"tp {mesh.tp}", f"cp {mesh.cp}", f"dp {mesh.dp}", f"pp {mesh.pp}"]
+    words = [" x ".join(degrees)]
+    if mesh.ep > 1 or mesh.expert_tp > 1:
+        words.append(f"experts ep {mesh.ep} x tp {mesh.expert_tp}")
+    if mesh.pp > 1:
+        chunks = f" in {layout.num_chunks} chunks a stage" if layout.num_chunks > 1 else ""
+        words.append(layout.schedule + chunks)
+    words.append(f"micro-batch {layout.micro_batch}")
+    first, replicas = layout.strategies[0], mesh.dp * mesh.cp
+    if first.zero:
+        inside = f" inside {first.shard_group}" if first.shard_group < replicas else ""
+        words.append(f"ZeRO-{first.zero}{inside}")
+    if first.sequence_parallel:
+        words.append("sequence parallel")
+    return ", ".join(words)
+
+
+def verdict(plan: Plan) -> str:
+    """The answer in one line."""
+    own, usable = plan.estimate, plan.inputs.context.usable_bytes
+    low, high = own.interval_s
+    fits = "fits" if own.fits else "DOES NOT FIT"
+    return (
+        f"{layout_words(plan.layout)}: {seconds(own.step_s)} a step ({seconds(low)} to "
+        f"{seconds(high)}), {own.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU "
+        f"{per_cent(own.mfu)}, {gib(own.peak_mem_bytes)} of {gib(usable)}, {fits} with "
+        f"probability {own.fit_probability:.2f}"
+    )
+
+
+def recompute_words(layout: Layout, stage: int) -> str:
+    """How many layers of a stage recompute what: ``4 layernorm+mlp, 1 full``."""
+    counts: Counter[str] = Counter()
+    for chunk in layout.stage_chunks(stage):
+        for span in chunk.spans:
+            option = span.strategy.recompute
+            if option.kind != "none":
+                counts["+".join(option.modules) or option.kind] += span.stop - span.first
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def training_words(plan: Plan) -> str:
+    """What is trained, every default stated."""
+    training = plan.inputs.training
+    fused = "fused kernels" if training.fused_kernels else "no fused kernels"
+    return (
+        f"{training.global_batch} sequences of {training.seq_len} tokens a step, "
+        f"{training.precision}, {training.optimizer}, gradients in {training.grad_dtype}, "
+        f"attention {training.attention}, {fused}"
+    )
