@@ -6,6 +6,7 @@ which strategies, a *mesh* how ranks are numbered. A layout is all of these, wit
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -191,6 +192,15 @@ class Mesh:
         return _inner(_outer(self._local_dims, self.expert_tp), self.ep)
 
     @property
+    def divides_experts(self) -> bool:
+        """Whether the expert groups tile the ranks of a stage."""
+        groups = (self.expert_tp_dims, self.ep_dims, self.expert_gradient_dims)
+        sizes = [math.prod(size for size, _ in dims) for dims in groups]
+        return sizes == [self.expert_tp, self.ep, self.expert_dp] and (
+            self.expert_dp * self.ep * self.expert_tp == self.stage_size
+        )
+
+    @property
     def expert_gradient_dims(self) -> Dims:
         """Groups that hold the same expert weights."""
         return _outer(self._local_dims, self.expert_tp * self.ep)
@@ -214,10 +224,21 @@ def describe_ranks(ranges: tuple[range, ...]) -> str:
     )
 
 
+def _merged(dims: Dims) -> Dims:
+    """Dims that continue one another as one: 4 neighbours, then 3 at stride 4, are 12."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in dims:
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
 def _inner(dims: Dims, count: int) -> Dims:
     """The fastest part of ``dims`` that holds ``count`` ranks."""
     taken: list[tuple[int, int]] = []
-    for size, stride in dims:
+    for size, stride in _merged(dims):
         part = min(size, count)
         if part > 1:
             taken.append((part, stride))
@@ -228,7 +249,7 @@ def _inner(dims: Dims, count: int) -> Dims:
 def _outer(dims: Dims, count: int) -> Dims:
     """What ``dims`` spans beyond its fastest ``count`` ranks."""
     rest: list[tuple[int, int]] = []
-    for size, stride in dims:
+    for size, stride in _merged(dims):
         skipped = min(size, count)
         if size // skipped > 1:
             rest.append((size // skipped, stride * skipped))
@@ -279,6 +300,11 @@ class Layout:
         wanted = [(s, c) for s in range(self.num_stages) for c in range(self.num_chunks)]
         if places != wanted:
             found.append(f"every one of {len(wanted)} (stage, chunk) places needs its layers")
+        if not self.mesh.divides_experts:
+            found.append(
+                f"ep {self.mesh.ep} x expert_tp {self.mesh.expert_tp} does not divide the "
+                f"{self.mesh.stage_size} ranks of a stage in this rank order"
+            )
         degrees = ("tp", "cp", "ep", "expert_tp", "dp")
         for strategy in self.strategies:
             for name in degrees:

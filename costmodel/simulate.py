@@ -52,25 +52,24 @@ def simulate(
     """Run ``schedule``: durations are ``[stage][chunk]`` of one micro-batch; ``delay_s[s]`` is
     the time between a pass on stage s and its follower on stage s + 1 (the last: back to 0).
 
-    Long runs are cut short where that changes nothing. The end of every stage is a convex,
-    piecewise linear function of the number of groups of micro-batches (a longest path through
-    equal groups), whose slope cannot exceed the busiest stage's time for one group. Once the
-    slope has reached that, it stays, and the rest is a multiplication.
+    Long runs of one chunk a stage are cut short where that changes nothing. The end of every
+    stage is a convex, piecewise linear function of the number of micro-batches (a longest path
+    through equal groups), whose slope cannot exceed the busiest stage's time. Once the slope has
+    reached that, it stays, and the rest is a multiplication. Interleaved passes of unequal length
+    can settle above the busiest stage's time, so they are run in full.
     """
     passes = _Passes(schedule, forward_s, backward_s, delay_s)
     busiest = max(sum(f) + sum(b) for f, b in zip(forward_s, backward_s, strict=True))
     stages = len(forward_s)
-    group = stages if schedule.interleaves else 1
     short = SHORT_RUN * stages + microbatches % stages
-    while schedule.steady and stages > 1 and short + stages < microbatches:
+    settles = schedule.steady and not schedule.interleaves and not any(delay_s) and stages > 1
+    while settles and short + stages < microbatches:
         before, after = passes.run(short), passes.run(short + stages)
         slopes = [b - a for a, b in zip(before, after, strict=True)]
-        steady = all(abs(s - stages * busiest) <= STEADY * stages * busiest for s in slopes)
-        if steady and not any(delay_s):
+        if all(abs(s - stages * busiest) <= STEADY * stages * busiest for s in slopes):
             groups = (microbatches - short - stages) / stages
             return Timeline(tuple(e + groups * stages * busiest for e in after))
-        short += max(short // group * group, group)
-        short += (microbatches - short) % stages
+        short += short // stages * stages
     return Timeline(tuple(passes.run(microbatches)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from costmodel.layers import LayerCost
     from planner.space import Candidate, Degrees
 
-__all__ = ["CandidateBounds", "PipelineBound"]
+__all__ = ["BlockTimes", "CandidateBounds", "PipelineBound"]
 
 NANO = 10**9
 INFINITE = float("inf")
@@ -27,21 +26,18 @@ GRADIENTS_SHARDED = 2  # ZeRO stage from which every micro-batch has traffic
 
 @dataclass(frozen=True, slots=True)
 class PipelineBound:
-    """Least time of a pipeline with flush whose stages' times sum to W, the greatest being T.
+    """Least time of the passes of a pipeline with flush, from the time of one micro-batch on its
+    stages: W over all of them, T on the busiest.
 
     The busiest stage works m times: m T. The pipeline also fills and drains: ``fill`` * W.
 
-    For 1F1B with m > p (or m = 1): stage k waits for the stages before it once, works m times,
-    and waits at least S_k - w_k F_k and S_k - w_k B_k for the stages behind it, where S_k is
-    their sum and w_k = p - 1 - k. The mean of these paths over k is (m + p - 1) W / p whatever
-    the division of W, so the greatest is no less. For v chunks (m + (p - 1) / v) W / p.
-    With 1 < m <= p only "the stages before it once, then m times" is certain; its least value
-    over all divisions is W / (1 - (1 - 1/m)^p).
-
-    All those paths end with the first stage's last backward, after which it still reduces its
-    gradients and updates its weights: with ``tails``, the time of that on all stages, at most
-    (m - 1) / (p - 1) of the passes, a smaller first stage costs more in passes than it saves
-    there, so its mean, tails / p, comes on top.
+    For one chunk and m > p (or m = 1): stage k waits for the stages before it once, works m
+    times, and waits at least S_k - w_k F_k and S_k - w_k B_k for the stages behind it, where S_k
+    is their sum and w_k = p - 1 - k. The mean of these paths over k is (m + p - 1) W / p whatever
+    the division of W, so the greatest is no less. For 1F1B with 1 < m <= p only "the stages
+    before it once, then m times" is certain; its least value over all divisions is
+    W / (1 - (1 - 1/m)^p). With several chunks only the mean stage's work, m W / p, is certain
+    for any division: a light first chunk lets the next stage start early.
     """
 
     schedule: str
@@ -53,20 +49,54 @@ class PipelineBound:
     def fill(self) -> float:
         """Factor of the sum of stage times."""
         p, m = self.stages, self.microbatches
+        if self.chunks > 1:
+            return m / p
         if self.schedule == "1f1b" and 1 < m <= p:
             return 1 / (1 - (1 - 1 / m) ** p)
-        return (m + (p - 1) / self.chunks) / p
+        return (m + p - 1) / p
 
-    def tail(self, sums: float, tails: float) -> float:
-        """What must follow the passes on the first stage."""
-        p, m = self.stages, self.microbatches
-        if p > 1 and (m <= p or tails * (p - 1) > sums * (m - 1)):
-            return 0.0
-        return tails / p
+    def least(self, sums: float, greatest: float) -> float:
+        """Least time of all passes."""
+        return max(self.fill * sums, self.microbatches * greatest)
 
-    def least(self, sums: float, greatest: float, tails: float) -> float:
-        """Least time of all passes and what follows them."""
-        return max(self.fill * sums + self.tail(sums, tails), self.microbatches * greatest)
+    def whole_blocks(self, blocks: int, share: BlockTimes) -> float:
+        """Least time when ``blocks`` equal blocks stay whole, in the time unit of ``share``.
+
+        Say the fullest stage holds K blocks, and the stages lack D = p K - blocks of being equal.
+        At most D stages stand behind the last full one, so at least blocks - K - D (K - 1) blocks
+        stand before it: their forwards come before its first pass, their backwards (or its own
+        work once a step) after its last one. Of several chunks only the first is certain, which
+        holds K / v blocks on each of the p - D - 1 other full stages. The last stage holds at
+        least blocks - (p - 1) K, and the head. The bound is the least over all K.
+        """
+        p, m, t = self.stages, self.microbatches, share.block
+        best, most = float("inf"), -(-blocks // p)
+        while m * (most * t + share.fixed) < best:
+            lacking = p * most - blocks
+            before = max(0, blocks - most - lacking * (most - 1))
+            rest = max(0, blocks - (p - 1) * most)
+            before_last = blocks - rest
+            if self.chunks > 1:
+                full = max(0, p - lacking - 1)
+                before = before_last = full * (most // self.chunks)
+            waits = max(before * t, before * t * share.forward_part + most * share.once)
+            full_stage = m * (most * t + share.fixed) + waits
+            last_stage = m * (rest * t + share.head + share.fixed) + before_last * t
+            best = min(best, max(full_stage, last_stage))
+            most += 1
+        return best
+
+
+class BlockTimes(NamedTuple):
+    """Least times of one micro-batch: a block's passes and the part of them that is forward, what
+    a block adds once a step, the model's last layer, and a stage's own (host) time.
+    """
+
+    block: float
+    forward_part: float
+    once: float = 0.0
+    head: float = 0.0
+    fixed: float = 0.0
 
 
 class _Option(NamedTuple):
@@ -111,32 +141,25 @@ class CandidateBounds:
             ]
             total = sum(t * n for t, n in zip(times, self.counts, strict=True))
             self._compute[key] = total, max(times)
-        total, greatest = self._compute[key]
-        if self.main is not None:
-            block = self._cost(degrees, self.main, NO_RECOMPUTE).total_s * NANO
-            greatest = max(greatest, self._busiest_ns(degrees, block))
-        return self._step_s(degrees, total, greatest, 0.0)
+        sums, greatest = self._compute[key]
+        blocks = None if self.main is None else self._block_times(degrees)
+        return self._step_s(degrees, sums, greatest, blocks)
 
-    def _busiest_ns(self, degrees: Degrees, block_ns: float) -> float:
-        """Least time of the fullest stage when blocks of ``block_ns`` stay whole and the last
-        stage has the model's last layer too.
-
-        With at most k blocks a stage and M = k t, the last stage has room for (M - h) / t of them
-        beside a head of h. Either the least such M, or one block fewer everywhere but there.
-        """
+    def _block_times(self, degrees: Degrees, option: _Option | None = None) -> BlockTimes:
+        """Times of the most frequent block, without recomputation unless ``option`` is given."""
         assert self.main is not None
-        blocks, stages = self.counts[self.main], degrees.pp
+        option = option or _Option.of(self._cost(degrees, self.main, NO_RECOMPUTE))
         last = self.context.chain[-1]
         head = 0.0
         if last != self.main:
             head = self._cost(degrees, last, NO_RECOMPUTE).total_s * NANO
-        lost = head / block_ns
-        most = -(-blocks // stages)
-        while (stages - 1) * most + max(0, math.floor(most - lost)) < blocks:
-            most += 1
-        beside = blocks - (stages - 1) * (most - 1)
-        last_stage = head + max(0, beside) * block_ns
-        return max(min(most * block_ns, last_stage), (most - 1) * block_ns)
+        host = degrees.chunks * self.context.own.micro_batch_s * NANO
+        return BlockTimes(
+            block=option.time_ns,
+            forward_part=option.forward_ns / option.time_ns,
+            head=head,
+            fixed=host,
+        )
 
     def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
@@ -149,7 +172,7 @@ class CandidateBounds:
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
         sums = self._relaxed_ns(lean, self._options(lean, main), INFINITE)
-        return None if sums is None else self._step_s(degrees, sums, 0.0, 0.0)
+        return None if sums is None else self._step_s(degrees, sums, 0.0, None)
 
     def of_candidate_s(self, candidate: Candidate, worth_s: float) -> float | None:
         """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
@@ -162,14 +185,9 @@ class CandidateBounds:
         if sums is None:
             return None
         sums += self._between_s(candidate) * NANO
-        tails = once_s * self.counts[self.main] * NANO
         degrees = candidate.degrees
-        per_batch = once_s * NANO / candidate.microbatches(self.context.training)
-        greatest = max(
-            self._compute[self._shape(degrees)][1],
-            self._busiest_ns(degrees, options[0].time_ns + per_batch),
-        )
-        return self._step_s(degrees, sums, greatest, tails)
+        blocks = self._block_times(degrees, options[0])._replace(once=once_s * NANO)
+        return self._step_s(degrees, sums, self._compute[self._shape(degrees)][1], blocks)
 
     def crowding(self, candidate: Candidate) -> float:
         """Memory of all blocks under the leanest recomputation over what all stages have for
@@ -241,11 +259,16 @@ class CandidateBounds:
         )
         return host + sum(sends)
 
-    def _step_s(self, degrees: Degrees, sums: float, greatest: float, tails: float) -> float:
+    def _step_s(
+        self, degrees: Degrees, sums: float, greatest: float, blocks: BlockTimes | None
+    ) -> float:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
         bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
+        least = bound.least(sums, greatest)
+        if blocks is not None and self.main is not None:
+            least = max(least, bound.whole_blocks(self.counts[self.main], blocks))
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
-        return self.context.whole_step_s(bound.least(sums, greatest, tails) / NANO, ranks)
+        return self.context.whole_step_s(least / NANO, ranks)
 
     def _shape(self, degrees: Degrees) -> tuple[object, ...]:
         """What decides the compute of one layer on one rank."""

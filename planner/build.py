@@ -170,20 +170,65 @@ class CandidateProblem:
         degrees = self.candidate.degrees
         return PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, self.microbatches)
 
-    @cached_property
-    def _tails_ns(self) -> int:
-        """What all blocks add once a step."""
-        blocks = (c for c in self.chain if isinstance(self.classes[c], Block))
-        return sum(self._once_ns[c] for c in blocks) * self.microbatches
-
     def bound_s(self, cut: Solution) -> float:
-        """A step time that no layout with the stage times of ``cut`` can beat."""
-        sums = sum(cut.stage_times_ns)
-        greatest = max(cut.stage_times_ns)
+        """A step time that no layout with the stages of ``cut`` can beat.
+
+        Stage k works m times after the forwards of the stages before it, and before their
+        backwards or its own work once a step.
+        """
+        m, times = self.microbatches, cut.stage_times_ns
+        once = self._once_of_stages(cut)
+        passes = [time - own for time, own in zip(times, once, strict=True)]
+        least = self.pipeline.fill * sum(passes)
         if self._moves_blocks:
-            greatest = sums // len(cut.stage_times_ns)
-        least = self.pipeline.least(sums - self.once_per_batch_ns, greatest, self._tails_ns)
+            least = max(least, m * sum(times) / len(times))
+        else:
+            before = 0.0
+            for stage, (time, own) in enumerate(zip(passes, once, strict=True)):
+                waits = max(before, before * self._forward_part + m * own)
+                least = max(least, m * time + waits)
+                before += self._first_chunk_ns(cut, stage, time)
         return self.context.whole_step_s(least / NANO, self.candidate.num_ranks)
+
+    def expected_s(self, cut: Solution) -> float:
+        """The closed form of the step of ``cut``: what the solvers minimise, in seconds. The
+        simulation differs from it by how unequal stages wait for one another.
+        """
+        chunks = self.candidate.degrees.chunks
+        return self.context.whole_step_s(
+            cut.objective_ns / chunks / NANO, self.candidate.num_ranks
+        )
+
+    def _once_of_stages(self, cut: Solution) -> list[int]:
+        stops = (*cut.starts[1:], len(self.chain))
+        return [
+            sum(self._once_ns[c] for c in self.chain[first:stop])
+            for first, stop in zip(cut.starts, stops, strict=True)
+        ]
+
+    def _first_chunk_ns(self, cut: Solution, stage: int, time_ns: int) -> float:
+        """Least time of both passes of the stage's first chunk: all of one chunk; of several the
+        whole blocks that an even share is sure to have, at their fastest.
+        """
+        chunks = self.candidate.degrees.chunks
+        if chunks == 1:
+            return time_ns
+        stops = (*cut.starts[1:], len(self.chain))
+        held = [self.chain[i] for i in range(cut.starts[stage], stops[stage])]
+        blocks = [c for c in held if isinstance(self.classes[c], Block)]
+        if not blocks:
+            return 0.0
+        fastest = min(min(self.time_ns[c]) - self._once_ns[c] for c in blocks)
+        return len(blocks) // chunks * fastest if len(blocks) == len(held) else 0.0
+
+    @cached_property
+    def _forward_part(self) -> float:
+        """Least part of a layer's passes that is forward."""
+        return min(
+            step.forward.total_s / (step.forward.total_s + step.backward.total_s)
+            for row in self.steps
+            for step in row
+        )
 
     @property
     def _moves_blocks(self) -> bool:
@@ -198,9 +243,7 @@ class CandidateProblem:
         ``worth_s``: ``bound_s`` solved for each of them.
         """
         passes_ns = self.context.passes_s(worth_s, self.candidate.num_ranks) * NANO
-        least = self.problem.least_time_ns[-1] - self.once_per_batch_ns
-        tail = self.pipeline.tail(least, self._tails_ns)
-        sums = (passes_ns - tail) / self.pipeline.fill + self.once_per_batch_ns
+        sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
         return sums, float("inf") if self._moves_blocks else passes_ns / self.microbatches
 
     def option(self, c: int, j: int) -> Recompute:

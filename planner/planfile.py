@@ -123,7 +123,7 @@ class StrategyPart(FileSchema):
     ep: Count
     expert_tp: Count
     dp: Count
-    zero: int = Field(ge=0, le=3, description="ZeRO stage.")
+    zero: int = Field(ge=0, le=3, description="Stage of ZeRO.")
     shard_group: Count = Field(description="Ranks of dp x cp over which states are sharded.")
     sequence_parallel: bool
     recompute: RecomputePart

@@ -180,20 +180,22 @@ class _Reader:
 
     def chunks(self, model: ModelSpec) -> tuple[Chunk, ...]:
         """The chunks with their layers, each layer of the model once and in order."""
-        following = 0
+        following: int | None = 0
         placed = []
         for position, part in enumerate(self.file.chunks):
             spans, following = self._spans(model, part, position, following)
             placed.append(Chunk(part.stage, part.chunk, spans))
-        if following < model.num_layers:
+        if following is not None and following < model.num_layers:
             missing = ",".join(layer_ranges(model, following, model.num_layers))
             self.tell(("chunks",), f"no chunk has the layers {missing}", "each layer once")
         return tuple(placed)
 
     def _spans(
-        self, model: ModelSpec, part: ChunkPart, position: int, following: int
-    ) -> tuple[tuple[LayerSpan, ...], int]:
-        """The spans of a chunk, equal neighbours joined, and the layer that comes next."""
+        self, model: ModelSpec, part: ChunkPart, position: int, following: int | None
+    ) -> tuple[tuple[LayerSpan, ...], int | None]:
+        """The spans of a chunk, equal neighbours joined, and the layer that comes next (None
+        after one that could not be read).
+        """
         spans: list[LayerSpan] = []
         for number, own in enumerate(part.layers):
             place: Place = ("chunks", position, "layers", number)
@@ -204,9 +206,10 @@ class _Reader:
                 hint = nearest(own.layers, ("embedding", last))
                 message = f"layers is {own.layers!r}"
                 self.tell((*place, "layers"), message, expected, hint)
+                following = None
                 continue
             first, stop = bounds
-            if first != following:
+            if following is not None and first != following:
                 wanted = model.layer_names[following] if following < model.num_layers else "none"
                 message = f"layers {own.layers}"
                 self.tell((*place, "layers"), message, f"{wanted} to come next, each layer once")

@@ -85,33 +85,43 @@ def _refuse_other_kinds(document: Document) -> None:
         raise InputError(problem_at(document, place, message, expected=expected, hint=hint)[1])
 
 
+class _Attempts:
+    """Reads what the file refers to, keeping the problems of each."""
+
+    def __init__(self, document: Document, problems: list[tuple[Mark, Problem]]) -> None:
+        self._document, self._problems = document, problems
+
+    def read(self, place: Place, read: Callable[[str], Any]) -> Any:
+        """What ``read`` gives for what stands at ``place``, None where it cannot."""
+        try:
+            return read(self._document.where(place))
+        except InputError as error:
+            mark = self._document.mark(place)
+            self._problems.extend((mark, problem) for problem in error.problems)
+            return None
+
+
 def _inputs(
     document: Document, file: PlanFile, folder: str | Path, problems: list[tuple[Mark, Problem]]
 ) -> Inputs | None:
     """The inputs that the file refers to, unless something is wrong with them."""
-
-    def attempt(place: Place, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except InputError as error:
-            problems.extend((document.mark(place), problem) for problem in error.problems)
-            return None
-
-    at_model, at_cluster, at_calibration = ("model", "ref"), ("cluster", "ref"), ("calibration",)
-    model_ref = resolved_ref(file.model.ref, folder)
-    cluster_ref = resolved_ref(file.cluster.ref, folder)
-    own = file.calibration
+    attempts, own = _Attempts(document, problems), file.calibration
+    model_ref, cluster_ref = (resolved_ref(part.ref, folder) for part in (file.model, file.cluster))
     file_ref = None if own.ref is None else resolved_ref(own.ref, folder)
-    model = attempt(at_model, lambda: load_model(model_ref, where=document.where(at_model)))
-    cluster = attempt(
-        at_cluster, lambda: load_cluster(cluster_ref, where=document.where(at_cluster))
+    model = attempts.read(("model", "ref"), lambda at: load_model(model_ref, where=at))
+    cluster = attempts.read(("cluster", "ref"), lambda at: load_cluster(cluster_ref, where=at))
+    changed = [
+        problem
+        for name, value in (("model", model), ("cluster", cluster))
+        if value is not None
+        for problem in _changed(document, name, value, file)
+    ]
+    problems += changed
+    if model is None or cluster is None or changed:
+        return None  # what follows from another model would only confuse
+    found = attempts.read(
+        ("calibration",), lambda _: load_calibration(own.stack, cluster, file_ref)
     )
-    for name, value in (("model", model), ("cluster", cluster)):
-        if value is not None:
-            problems += _changed(document, name, value, file)
-    if model is None or cluster is None:
-        return None
-    found = attempt(at_calibration, lambda: load_calibration(own.stack, cluster, file_ref))
     if found is None:
         return None
     inputs = Inputs(
@@ -125,11 +135,10 @@ def _inputs(
         stack=own.stack,
         notes=() if found[1] is None else (found[1],),
     )
-    at_precision = document.where(("training", "precision"))
-    at_seq_len = document.where(("training", "seq_len"))
-    checked: Inputs | None = attempt(
+    seq_len_at = document.where(("training", "seq_len"))
+    checked: Inputs | None = attempts.read(
         ("training", "precision"),
-        lambda: checked_inputs(inputs, precision_at=at_precision, seq_len_at=at_seq_len),
+        lambda at: checked_inputs(inputs, precision_at=at, seq_len_at=seq_len_at),
     )
     return checked
 

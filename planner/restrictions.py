@@ -48,7 +48,7 @@ def parse_restrictions(
             )
         elif len(values) != 1:
             problems.append(Problem(where="--max", message=f"{name} twice", expected="one number"))
-    for name in fixed.keys() & excluded.keys():
+    for name in sorted(fixed.keys() & excluded.keys()):
         if fixed[name] <= excluded[name]:
             message = f"{name} leaves nothing of what --fix allows"
             problems.append(Problem(where="--exclude", message=message))

@@ -41,6 +41,7 @@ __all__ = ["Finalist", "SearchResult", "search"]
 
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
+PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
 EXHAUSTED_LAYOUTS = 100_000
 SLACKS = (1.02, 1.08, 1.25, float("inf"))
 
@@ -206,8 +207,13 @@ class _Run:
             return
         own = max(bound_s, min(problem.bound_s(cut) for cut in found))
         self.open.append((own, problem))
+        limit = self.worth_s * PROMISING
+        promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
+        if not promising:  # the bound stays open: it counts in the gap
+            self.pruned["closed form"] += 1
+            return
         best: Finalist | None = None
-        for cut in found[:SIMULATED_CUTS]:
+        for cut in promising:
             if best is not None and problem.bound_s(cut) >= best.estimate.step_s:
                 continue
             finalist = self._simulate(problem, cut)

@@ -329,7 +329,11 @@ class SearchSpace:
             for group, order, family in product(
                 self._shard_groups(degrees, zero), self._orders(degrees), self.recompute_families()
             ):
-                yield Candidate(degrees, zero, group, order, family)
+                candidate = Candidate(degrees, zero, group, order, family)
+                if degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
+                    yield candidate
+                else:
+                    self.refused["expert groups do not tile the ranks in this order"] += 1
 
     def _shard_groups(self, degrees: Degrees, zero: int) -> list[int]:
         """All replicas, or those of one node where there are more (HSDP)."""

@@ -31,7 +31,8 @@ class Level:
     """One level that a group crosses: how many sub-trees it joins there, and its share.
 
     ``fanout``: sub-trees of the group joined at this level (GPUs in a node, nodes in a switch).
-    ``members``: ranks of the group below one of those sub-trees. ``bytes_per_s``: what *one*
+    ``members``: ranks of the group below one of those sub-trees, the one with most traffic to the
+    others. ``bytes_per_s``: what *one*
     group gets of one sub-tree's link, one direction, while all groups of the axis are active.
     """
 
@@ -141,18 +142,27 @@ class Topology:
             crossed = crossing[first]
             load = np.bincount(crossed, minlength=len(self._capacity[depth]))
             share = float((self._capacity[depth][crossed] / load[crossed]).min())
-            members = -(-size // spread)
-            levels.append(Level(spread, members, share, self._latency[depth]))
+            starts = np.flatnonzero(first.ravel())
+            members = np.diff(starts, append=first.size)
+            heaviest = int(members[np.argmax(members * (size - members))])
+            levels.append(Level(spread, heaviest, share, self._latency[depth]))
         return GroupLink(size, _joined(levels))
 
     def same_node(self, rank: int, other: int) -> bool:
         """Whether two ranks stand in one node."""
         return bool(self._ancestors[1][rank] == self._ancestors[1][other])
 
+    @cached_property
+    def _is_periodic(self) -> bool:
+        """Whether the tree repeats: equal nodes, and every switch full."""
+        return self.cluster.is_uniform and all(
+            self.cluster.num_nodes % level.nodes_per_switch == 0 for level in self.cluster.fabric
+        )
+
     def _tiles(self, dims: Dims, num_ranks: int) -> NDArray[np.int64]:
         """Rows of ranks; on a uniform cluster one period of the pattern is enough."""
         period = max((size * stride for size, stride in dims), default=1)
-        if self.cluster.is_uniform:
+        if self._is_periodic:
             units = [self.cluster.gpus_per_node]
             units += [level.nodes_per_switch * units[0] for level in self.cluster.fabric]
             num_ranks = min(num_ranks, math.lcm(period, *units))

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -27,10 +27,18 @@ __all__ = ["discard_stdout", "print_report", "progress_on_stderr", "until_interr
 PIPED_WIDTH: Final = 120
 
 
+class _Console(Console):
+    """A console that leaves a reader who has gone to the caller."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise what rich caught: it would end the process with 1, which means "no" here."""
+        raise BrokenPipeError
+
+
 def print_report(report: list[RenderableType]) -> None:
     """Print to stdout. Lines are not broken; tables keep to the terminal, or to 120 columns."""
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    console = _Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     for part in report:
         if isinstance(part, Table):
             console.print(part)

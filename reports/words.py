@@ -98,11 +98,11 @@ def verdict(plan: Plan) -> str:
     """The answer in one line."""
     own, usable = plan.estimate, plan.inputs.context.usable_bytes
     low, high = own.interval_s
-    fits = "fits" if own.fits else "DOES NOT FIT"
+    fits = "fits with" if own.fits else "DOES NOT FIT,"
     return (
         f"{layout_words(plan.layout)}: {seconds(own.step_s)} a step ({seconds(low)} to "
         f"{seconds(high)}), {own.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU "
-        f"{per_cent(own.mfu)}, {gib(own.peak_mem_bytes)} of {gib(usable)}, {fits} with "
+        f"{per_cent(own.mfu)}, {gib(own.peak_mem_bytes)} of {gib(usable)}, {fits} "
         f"probability {own.fit_probability:.2f}"
     )
 

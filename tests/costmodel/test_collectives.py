@@ -176,8 +176,8 @@ def test_no_collective_is_faster_than_the_links_that_it_crosses(name, kind):
         assert collective_seconds(kind, size, link, IDEAL) >= least * (1 - 1e-9), dims
 
 
-# FAILS: 20 ranks under leaf switches that hold 8, 8 and 4 of them count as 7 under each, and
-# 7 x 13 / 20 of the bytes pass instead of 8 x 12 / 20: 5 % too fast.
+# 20 ranks under leaf switches that hold 8, 8 and 4 of them: 8 x 12 / 20 of the bytes pass, not
+# what the mean of 7 under each would give.
 @example(name="fours", dims=((20, 2),))
 @settings(max_examples=60, deadline=None)
 @given(

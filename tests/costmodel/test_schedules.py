@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from costmodel.schedules import BACKWARD, FORWARD, SCHEDULES, Schedule
 from costmodel.simulate import DeadlockError, peak_held, simulate
-from planner.bounds import PipelineBound
+from planner.bounds import BlockTimes, PipelineBound
 
 STAGES, MICROBATCHES = 4, 8
 ONE_CHUNK = ("gpipe", "1f1b")
@@ -150,9 +150,8 @@ FIVE_UNEVEN_STAGES = (
 )
 
 
-# FAILS: ``simulate`` cuts a long run short once the slope is the busiest stage's time. Interleaved,
-# it may pass through that value and settle on a greater one: the slowest cycle of waits can go
-# through several stages. Here 260.6 instead of 262.6.
+# A short cut that trusts the slope of a long run is wrong for interleaved passes: the slope may
+# touch the busiest stage's time and settle above it. Here 262.6, not 260.6.
 @settings(max_examples=60)
 @example(pipeline=FIVE_UNEVEN_STAGES)
 @given(pipeline=pipelines(groups=(5, 14), most_delay=0.0))
@@ -169,13 +168,11 @@ LIGHT_LAST_STAGE = (
 )
 
 
-def assert_not_faster_than_its_bound(name, forward, backward, delay, microbatches, tail=0.0):
-    """``tail``: what each stage does after its passes, as a part of one micro-batch's time."""
-    ends = longest_paths(name, forward, backward, delay, microbatches)
+def assert_not_faster_than_its_bound(name, forward, backward, delay, microbatches):
+    step = max(longest_paths(name, forward, backward, delay, microbatches))
     works = [sum(f) + sum(b) for f, b in zip(forward, backward, strict=True)]
-    step = max(end + tail * work for end, work in zip(ends, works, strict=True))
     bound = PipelineBound(name, len(works), len(forward[0]), microbatches)
-    assert bound.least(sum(works), max(works), tail * sum(works)) <= step * (1 + 1e-9)
+    assert bound.least(sum(works), max(works)) <= step * (1 + 1e-9)
 
 
 @settings(max_examples=300)
@@ -185,15 +182,6 @@ def test_no_pipeline_of_one_chunk_a_stage_is_faster_than_its_bound(pipeline):
 
 
 @settings(max_examples=300)
-@given(pipeline=pipelines(ONE_CHUNK, most_delay=0.0), tail=st.floats(0, 20))
-def test_no_pipeline_with_work_after_its_passes_is_faster_than_its_bound(pipeline, tail):
-    assert_not_faster_than_its_bound(*pipeline, tail=tail)
-
-
-# FAILS: the fill of (p - 1) / (v p) of all the work holds for equal stages. With four blocks a
-# chunk on the last stage and five elsewhere the bound is 3 % above the step at m = p; with a last
-# chunk that is shorter it says 8.75 where the step takes 8.
-@settings(max_examples=300)
 @example(pipeline=LIGHT_LAST_STAGE)
 @example(pipeline=(INTERLEAVED, [[1, 1], [1, 1]], [[1, 1], [1, 0]], [0.0, 0.0], 2))
 @given(pipeline=pipelines((INTERLEAVED,), most_delay=0.0))
@@ -201,11 +189,37 @@ def test_no_interleaved_pipeline_of_unequal_chunks_is_faster_than_its_bound(pipe
     assert_not_faster_than_its_bound(*pipeline)
 
 
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_division_of_whole_blocks_is_faster_than_its_bound(data):
+    """Any number of blocks on each stage, a head on the last, work once a step that grows with
+    the blocks; several chunks get equal shares of a full stage.
+    """
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
+    chunks = data.draw(st.integers(2, 3)) if name == INTERLEAVED else 1
+    stages = data.draw(st.integers(2 if chunks > 1 else 1, 5))
+    m = data.draw(st.integers(1, 3 * stages)) * (stages if chunks > 1 else 1)
+    held = data.draw(st.lists(st.integers(chunks, 3 * chunks), min_size=stages, max_size=stages))
+    forward, head = data.draw(st.floats(0.1, 0.6)), data.draw(st.floats(0, 3))
+    once = data.draw(st.floats(0, 5))
+    shares = [[n // chunks + (c >= chunks - n % chunks) for c in range(chunks)] for n in held]
+    forwards = [[n * forward for n in share] for share in shares]
+    backwards = [[n * (1 - forward) for n in share] for share in shares]
+    forwards[-1][-1] += head * forward
+    backwards[-1][-1] += head * (1 - forward)
+    ends = longest_paths(name, forwards, backwards, [0.0] * stages, m)
+    step = max(end + once * n for end, n in zip(ends, held, strict=True))
+    times = BlockTimes(block=1.0, forward_part=forward, once=once, head=head)
+    bound = PipelineBound(name, stages, chunks, m)
+    assert bound.whole_blocks(sum(held), times) <= step * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bound_is_reached_by_equal_stages(name):
     chunks = 2 if name == INTERLEAVED else 1
     bound = PipelineBound(name, STAGES, chunks, MICROBATCHES)
-    assert bound.least(12.0, 3.0, 0.0) == pytest.approx(
+    blocks = bound.whole_blocks(2 * STAGES, BlockTimes(block=1.5, forward_part=1 / 3))
+    assert max(bound.least(12.0, 3.0), blocks) == pytest.approx(
         equal_stages(name, STAGES, chunks, MICROBATCHES)
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from dataclasses import replace
+from itertools import groupby, pairwise
 
 from hypothesis import strategies as st
 
@@ -29,7 +30,9 @@ GIB = 2**30
 
 
 def sample_inputs():
-    return load_inputs("gpt2", "2x4xh100-80g", overrides={"global_batch": 64, "seq_len": 1024})
+    sizes = {"global_batch": 64, "seq_len": 1024}
+    inputs = load_inputs("gpt2", "2x4xh100-80g", overrides=sizes)
+    return replace(inputs, notes=("a note on the calibration",))
 
 
 def split(**seconds):
@@ -162,7 +165,7 @@ def sound_layouts(draw, inputs, num_gpus=8):
         )
 
     placed = []
-    for virtual, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for virtual, (first, stop) in enumerate(pairwise(bounds)):
         spans, start = [], first
         for own, run in groupby(range(first, stop), key=strategy):
             end = start + len(list(run))

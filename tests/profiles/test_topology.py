@@ -158,7 +158,7 @@ def meshes(draw):
 
 # The fifth node of the last group stands alone under a leaf switch whose uplink is a quarter of
 # the others'.
-# FAILS: one period of the pattern is looked at, and the leaf that is not full lies beyond it.
+# The leaf that is not full lies beyond the first period of the pattern.
 LONELY_NODE = cluster((node(), 25), fabric=(LEAF,))
 
 

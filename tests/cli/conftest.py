@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "planner"))  # for plansamples
+
+SMALL = [
+    *("--model", "gpt2", "--cluster", "4xh100-80g", "--global-batch", "16", "--seq-len", "512"),
+]
+
+
+@pytest.fixture
+def small():
+    """Flags of a job that is planned in no time."""
+    return SMALL
+
+
+@pytest.fixture
+def parplan():
+    """Runs a command line in this process: its exit code, stdout and stderr."""
+    from cli import main  # noqa: PLC0415 - after the path is set
+
+    def run(*arguments: str):
+        return CliRunner().invoke(main, [str(each) for each in arguments])
+
+    return run
+
+
+@pytest.fixture
+def process():
+    """Runs ``python ARGUMENTS`` as a process of its own, the project on its path."""
+
+    def run(*arguments: str, **how):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **how.pop("env", {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            **how,
+        )
+
+    return run
