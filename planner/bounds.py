@@ -326,7 +326,7 @@ class CandidateBounds:
             if c != self.main:
                 cost = self._cost(degrees, c, NO_RECOMPUTE)
                 flight, left = rooms[stage]
-                left -= cost.saved_bytes * flight
+                left -= cost.saved_bytes * (1 if stage and degrees.chunks > 1 else flight)
                 if degrees.pp > 1 or stage == 0:  # a tied head on one stage holds nothing more
                     left -= self._resident(candidate, c)
                 rooms[stage] = flight, left

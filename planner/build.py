@@ -134,20 +134,27 @@ class CandidateProblem:
 
     @cached_property
     def problem(self) -> SearchProblem:
-        """The solver's input."""
+        """The solver's input.
+
+        Of several chunks a stage holds the mean share in flight; only the model's last layer, at
+        the end of the last chunk, is known to be there once. A layout of several chunks must fit
+        by this closed form and by the exact account.
+        """
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
         in_flight = SCHEDULES[degrees.schedule].in_flight
         flights = [
             in_flight(stages, degrees.chunks, microbatches, stage) for stage in range(stages)
         ]
+        once = self.chain[-1] if degrees.chunks > 1 and self.allowed(self.chain[-1]) == (0,) else -1
         memory = {
             flight: tuple(
                 tuple(
-                    step.states.resident_bytes + math.ceil(step.saved_bytes * flight)
+                    step.states.resident_bytes
+                    + math.ceil(step.saved_bytes * (1 if c == once else flight))
                     for step in row
                 )
-                for row in self.steps
+                for c, row in enumerate(self.steps)
             )
             for flight in set(flights)
         }

@@ -52,13 +52,10 @@ def _runs(problem: SearchProblem, first: int, stop: int) -> list[tuple[int, int]
 
 
 def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[Solution]:
-    """Assignments whose bound is below ``worth_s``. With several chunks a stage's memory is only
-    known once its share is spread, so it is left to the estimate.
-    """
+    """Assignments that keep the closed form of memory and whose bound is below ``worth_s``."""
     problem = candidate.problem
     sum_limit, greatest_limit = candidate.limits_ns(worth_s)
     least, layers = problem.least_time_ns, len(problem.chain)
-    checks_memory = candidate.candidate.degrees.chunks == 1
 
     def extend(
         stage: int, first: int, total: int, parts: tuple[tuple[int, tuple[int, ...]], ...]
@@ -80,7 +77,7 @@ def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[So
                 time = problem.stage_time_ns(stage, first, own)
                 if time >= greatest_limit or total + time + least[layers] - least[stop] >= sum_limit:
                     continue
-                if checks_memory and not problem.stage_fits(stage, first, own):
+                if not problem.stage_fits(stage, first, own):
                     continue
                 yield from extend(stage + 1, stop, total + time, (*parts, (time, own)))
 

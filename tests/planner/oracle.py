@@ -29,7 +29,16 @@ def every_cut_and_mix(context, problem):
         parts = [range(a, b) for a, b in zip(starts, (*inner, layers), strict=True)]
         if any(len(part) < problem.candidate.degrees.chunks for part in parts):
             continue  # every chunk holds a layer
-        for mixes in product(*(list(stage_mixes(problem, part)) for part in parts)):
+        options = [
+            [
+                mix
+                for mix in stage_mixes(problem, part)
+                if problem.candidate.degrees.chunks == 1
+                or problem.problem.stage_fits(stage, part.start, mix)
+            ]
+            for stage, part in enumerate(parts)
+        ]
+        for mixes in product(*options):
             yield Solution(
                 starts=starts,
                 strategies=tuple(j for mix in mixes for j in mix),
