@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from costmodel.layout import LayerSpan, Layout
     from profiles.model import Layer
 
-__all__ = ["Estimate", "LayoutCost", "MemoryBytes", "StageEstimate", "StepSplit", "estimate", "fit_limit"]
+__all__ = [
+    "Estimate",
+    "LayoutCost",
+    "MemoryBytes",
+    "StageEstimate",
+    "StepSplit",
+    "estimate",
+    "fit_limit",
+]
 
 COVERAGE = 0.9
 Z_COVERAGE = NormalDist().inv_cdf((1 + COVERAGE) / 2)

@@ -1,7 +1,8 @@
 """What a layer is made of once a strategy has split it: operators with shapes per rank.
 
-An operator says what runs in each pass and what is kept for backward. The account follows Korthikanti et al. 2022 (section 4) for transformer blocks: with dropout,
-unfused attention and no recomputation it gives their 34 s b h + 5 a s^2 b bytes a layer exactly.
+An operator says what runs in each pass and what is kept for backward. The account follows
+Korthikanti et al. 2022 (section 4) for transformer blocks: with dropout, unfused attention and no
+recomputation it gives their 34 s b h + 5 a s^2 b bytes a layer exactly.
 Ignored: attention masks, rotary tables, and other tensors that do not grow with s b h.
 """
 

@@ -202,9 +202,7 @@ class CandidateProblem:
         simulation differs from it by how unequal stages wait for one another.
         """
         chunks = self.candidate.degrees.chunks
-        return self.context.whole_step_s(
-            cut.objective_ns / chunks / NANO, self.candidate.num_ranks
-        )
+        return self.context.whole_step_s(cut.objective_ns / chunks / NANO, self.candidate.num_ranks)
 
     def _once_of_stages(self, cut: Solution) -> list[int]:
         stops = (*cut.starts[1:], len(self.chain))
@@ -358,7 +356,7 @@ def _alike(problem: CandidateProblem, chunks: list[list[Recompute]]) -> list[lis
         return chunks
     position, alike = 0, []
     for chunk in chunks:
-        own = []
+        own: list[Recompute] = []
         for _ in chunk:
             block = isinstance(problem.classes[problem.chain[position]], Block)
             taken = sum(option in full for option in own)

@@ -75,7 +75,8 @@ def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[So
         for stop in range(lowest, layers - left * problem.least_layers + 1):
             for own in _mixes(problem, first, stop):
                 time = problem.stage_time_ns(stage, first, own)
-                if time >= greatest_limit or total + time + least[layers] - least[stop] >= sum_limit:
+                rest = least[layers] - least[stop]
+                if time >= greatest_limit or total + time + rest >= sum_limit:
                     continue
                 if not problem.stage_fits(stage, first, own):
                     continue

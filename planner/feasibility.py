@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
 
 from costmodel.context import CostContext
 from costmodel.estimate import estimate, fit_limit
@@ -21,7 +22,7 @@ from profiles.training import AttentionKernel, GradDtype, Optimizer
 from profiles.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from costmodel.estimate import Estimate, StageEstimate
     from costmodel.layout import Layout
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_infeasible"]
 
+Kept = TypeVar("Kept")
 MOST_NODES_FACTOR = 64
 EXAMINED = 24  # candidates looked at closely, of those that crowd their stages least
 
@@ -97,8 +99,7 @@ def _lean(row: tuple[int, ...]) -> int:
 
 def _even_cut(layers: int, stages: int) -> list[tuple[int, int]]:
     """Equal shares, the longer ones at the end, where fewer micro-batches are in flight."""
-    bounds = [layers * stage // stages for stage in range(stages + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(layers * stage // stages for stage in range(stages + 1)))
 
 
 def _even_layout(
@@ -251,16 +252,21 @@ def _no_legal_layout(space: SearchSpace) -> InfeasibleError:
 
 
 def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
-    restrictions = space.restrictions
-    for field, flag in (("fixed", "--fix"), ("at_most", "--max"), ("excluded", "--exclude")):
-        values = getattr(restrictions, field)
-        for name in values:
-            rest = {key: value for key, value in values.items() if key != name}
-            lifted = replace(restrictions, **{field: rest})
-            yield f"{flag} {name}", _with(space, lifted, space.training)
+    own = space.restrictions
+
+    lifted = [
+        *((f"--fix {n}", replace(own, fixed=_without(own.fixed, n))) for n in own.fixed),
+        *((f"--max {n}", replace(own, at_most=_without(own.at_most, n))) for n in own.at_most),
+        *(
+            (f"--exclude {n}", replace(own, excluded=_without(own.excluded, n)))
+            for n in own.excluded
+        ),
+    ]
+    for flag, restrictions in lifted:
+        yield flag, _with(space, restrictions, space.training)
     if space.training.micro_batch is not None:
         free = replace(space.training, micro_batch=None)
-        yield "--micro-batch", _with(space, restrictions, free)
+        yield "--micro-batch", _with(space, own, free)
 
 
 def _with(space: SearchSpace, restrictions: Restrictions, training: TrainingSpec) -> SearchSpace:

@@ -204,21 +204,23 @@ class SearchSpace:
             return f"{self.rules.name} has no tensor parallelism"
         if not self._blocks and not any(isinstance(r.layer, CustomLayer) for r in self.model.runs):
             return "tensor parallelism needs transformer blocks"
-        for block in self._blocks:
-            attention, heads = block.attention, block.attention.heads
-            if heads % tp:
-                return f"{heads} heads do not divide by tp {tp}"
-            kv = attention.heads if attention.latent else attention.kv_heads
-            if kv % tp and not (self.rules.replicates_kv_heads and tp % kv == 0):
-                return f"{kv} key/value heads do not divide by tp {tp} on {self.rules.name}"
-            ffn = block.feed_forward
-            if isinstance(ffn, ExpertFeedForward):
-                width = ffn.shared_hidden
-            else:
-                width = ffn.ffn_hidden
-            if width % tp:
-                return f"feed-forward width {width} does not divide by tp {tp}"
-        return None
+        problems = (self._undivided(block, tp) for block in self._blocks)
+        return next((problem for problem in problems if problem), None)
+
+    def _undivided(self, block: Block, tp: int) -> str | None:
+        """What of a block a tensor parallel degree does not divide."""
+        attention, feed_forward = block.attention, block.feed_forward
+        if attention.heads % tp:
+            return f"{attention.heads} heads do not divide by tp {tp}"
+        kv = attention.heads if attention.latent else attention.kv_heads
+        if kv % tp and not (self.rules.replicates_kv_heads and tp % kv == 0):
+            return f"{kv} key/value heads do not divide by tp {tp} on {self.rules.name}"
+        width = (
+            feed_forward.shared_hidden
+            if isinstance(feed_forward, ExpertFeedForward)
+            else feed_forward.ffn_hidden
+        )
+        return f"feed-forward width {width} does not divide by tp {tp}" if width % tp else None
 
     def _allows_tp(self, tp: int) -> bool:
         if not self.restrictions.allows("tp", tp):
@@ -369,8 +371,9 @@ class SearchSpace:
         if self.rules.mixing is Mixing.WHOLE_MODEL:
             return [(option,) for option in options]
         blocks = [option for option in (NO_RECOMPUTE, full) if option in options]
-        alone = [(option,) for option in options if option.kind is RecomputeKind.SELECTIVE]
-        return [tuple(blocks), *alone] if blocks else alone
+        families = [tuple(blocks)] if blocks else []
+        families += [(option,) for option in options if option.kind is RecomputeKind.SELECTIVE]
+        return families
 
     def _selective(self) -> list[Recompute]:
         """Module sets worth trying, from cheap to thorough."""
