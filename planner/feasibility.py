@@ -269,6 +269,10 @@ def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
         yield "--micro-batch", _with(space, own, free)
 
 
+def _without(values: Mapping[str, Kept], name: str) -> dict[str, Kept]:
+    return {key: value for key, value in values.items() if key != name}
+
+
 def _with(space: SearchSpace, restrictions: Restrictions, training: TrainingSpec) -> SearchSpace:
     return SearchSpace(
         space.model,
