@@ -1,0 +1,258 @@
+"""Known answers of the search, and the search against every layout of small spaces."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from oracle import fastest_of_all
+
+from costmodel.context import CostContext
+from costmodel.layout import RecomputeKind
+from planner.feasibility import explain_infeasible
+from planner.search import search
+from planner.space import Restrictions, SearchSpace
+from profiles import load_calibration, load_cluster, load_model, load_training
+from profiles.model import Attention, Block, Embedding, FeedForward, Head, LayerRun, ModelSpec, Norm
+from profiles.units import GIB
+
+
+def context_of(model, cluster, **training):
+    model = load_model(model) if isinstance(model, str) else model
+    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    calibration, _ = load_calibration(None, cluster)
+    return CostContext(model, cluster, load_training(None, training), calibration)
+
+
+def space_of(context, *, launcher="any", **restrictions):
+    fixed = {key: frozenset(str(value).split(",")) for key, value in restrictions.items()}
+    return SearchSpace(
+        context.model,
+        context.cluster,
+        context.training,
+        launcher=launcher,
+        restrictions=Restrictions(fixed=fixed),
+    )
+
+
+@cache
+def best_of_llama(cluster, *, global_batch=1024, seq_len=8192, model="llama3-70b"):
+    context = context_of(model, cluster, global_batch=global_batch, seq_len=seq_len)
+    return search(context, space_of(context)).best
+
+
+def with_nodes(name, **changes):
+    cluster = load_cluster(name)
+    node = cluster.groups[0].node
+    if "memory_gib" in changes:
+        memory = round(changes.pop("memory_gib") * GIB)
+        changes["device"] = replace(node.device, memory_bytes=memory)
+    group = replace(cluster.groups[0], node=replace(node, **changes))
+    return replace(cluster, groups=(group,))
+
+
+def bytes_between_nodes(finalist):
+    """Bytes a step that leave a node: gradients and weights of a rank, and handed-over
+    activations. Tensor and context parallelism stay inside the node in these layouts.
+    """
+    d = finalist.candidate.degrees
+    assert d.tp * d.cp <= 8
+    crossing = 8 // (d.tp * d.cp) < d.dp
+    model = load_model("llama3-70b")
+    gradients = crossing * 6 * model.params_total / (d.tp * d.pp)
+    microbatches = 1024 // (d.dp * d.micro_batch)
+    tokens = d.micro_batch * 8192 / d.cp / d.tp
+    activations = (d.pp > 1) * 2 * microbatches * tokens * 8192 * 2 * d.chunks
+    return gradients + activations
+
+
+def test_a_1b_model_on_8_gpus_gets_plain_data_parallelism_or_zero():
+    for model, cluster in (("gpt3-1.3b", "8xa100-80g"), ("qwen2.5-1.5b", "8xh100")):
+        context = context_of(model, cluster, global_batch=512, seq_len=2048)
+        degrees = search(context, space_of(context)).best.candidate.degrees
+        assert (degrees.tp, degrees.cp, degrees.pp, degrees.dp) == (1, 1, 1, 8)
+
+
+def test_tensor_parallelism_stays_inside_a_node_by_cost_alone():
+    context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
+    free = Restrictions(tp_across_nodes=True)
+    space = SearchSpace(context.model, context.cluster, context.training, restrictions=free)
+    assert 16 in space.tp_degrees()
+    result = search(context, space)
+    assert all(finalist.candidate.degrees.tp <= 8 for finalist in result.finalists)
+
+
+def test_a_tensor_parallel_group_over_two_nodes_is_much_slower_than_one_in_a_node():
+    context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
+    times = []
+    for tp in (8, 16):
+        free = Restrictions(
+            fixed={"tp": frozenset({str(tp)}), "cp": frozenset({"1"})}, tp_across_nodes=True
+        )
+        space = SearchSpace(context.model, context.cluster, context.training, restrictions=free)
+        times.append(search(context, space, runners_up=0).best.estimate.step_s)
+    assert times[1] > 1.3 * times[0]
+
+
+def test_slower_links_between_nodes_move_fewer_bytes_between_them():
+    fast = best_of_llama("16x8xh100-80g")
+    nic = load_cluster("16x8xh100-80g").groups[0].node.nic_bytes_per_s
+    context = context_of(
+        "llama3-70b",
+        with_nodes("16x8xh100-80g", nic_bytes_per_s=nic / 10),
+        global_batch=1024,
+        seq_len=8192,
+    )
+    slow = search(context, space_of(context)).best
+    assert slow.layout != fast.layout
+    assert slow.estimate.step_s >= fast.estimate.step_s
+    assert bytes_between_nodes(slow) < bytes_between_nodes(fast)
+
+
+def test_with_40_gb_a_plan_recomputes_what_it_keeps_with_80_gb():
+    def recomputed(cluster):
+        context = context_of("llama3-8b", cluster, global_batch=128, seq_len=8192)
+        best = search(context, space_of(context, tp=2, cp=1, pp=2)).best
+        kinds = {strategy.recompute.kind for strategy in best.layout.strategies}
+        return kinds != {RecomputeKind.NONE}
+
+    assert recomputed("8xa100-40g")
+    assert not recomputed("8xa100-80g")
+
+
+def test_more_memory_never_gives_a_slower_plan():
+    times = []
+    for memory_gib in (24, 28, 34, 40, 48, 60, 80, 120, 180):
+        cluster = with_nodes("8xh100", memory_gib=memory_gib)
+        context = context_of("llama3-8b", cluster, global_batch=64, seq_len=8192)
+        best = search(context, space_of(context), runners_up=0).best
+        times.append(float("inf") if best is None else best.estimate.step_s)
+    assert times == sorted(times, reverse=True)
+
+
+def test_no_plan_is_faster_than_the_hardware_allows():
+    best = best_of_llama("16x8xh100-80g")
+    model = load_model("llama3-70b")
+    flop = 6 * (model.params_total - 128256 * 8192) * 1024 * 8192
+    assert best.estimate.step_s > flop / (128 * 989.4e12)
+
+
+def test_the_next_best_plans_are_different_and_in_order():
+    context = context_of("llama3-8b", "2x8xh100", global_batch=256, seq_len=8192)
+    result = search(context, space_of(context), runners_up=5)
+    times = [finalist.estimate.step_s for finalist in result.finalists]
+    names = [(f.candidate.degrees, f.candidate.zero) for f in result.finalists]
+    assert len(times) == 6
+    assert times == sorted(times)
+    assert len(set(names)) == 6
+
+
+def test_the_same_inputs_give_the_same_plan():
+    runs = []
+    for _ in range(2):
+        context = context_of("mixtral-8x7b", "2x8xh100", global_batch=128, seq_len=4096)
+        runs.append(search(context, space_of(context)).best.layout)
+    assert runs[0] == runs[1]
+
+
+def test_a_stopped_search_keeps_what_it_has_and_says_how_far_it_may_be_off():
+    context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
+    visits = iter(range(10**9))
+    result = search(context, space_of(context), should_stop=lambda: next(visits) > 1000)
+    assert not result.complete
+    assert result.best is not None
+    assert 0 < result.gap < 1
+    full = search(context, space_of(context))
+    assert result.bound_s <= full.best.estimate.step_s
+
+
+@pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed", "accelerate"])
+def test_a_launcher_restricts_the_plan_to_what_it_can_say(launcher):
+    context = context_of("llama3-8b", "2x8xh100", global_batch=128, seq_len=8192)
+    best = search(context, space_of(context, launcher=launcher), runners_up=0).best
+    recomputes = {strategy.recompute for span in best.layout.chunks for strategy in
+                  (s.strategy for s in span.spans) for span in [span]}  # fmt: skip
+    kinds = {recompute.kind for recompute in recomputes}
+    d, zero = best.candidate.degrees, best.candidate.zero
+    if launcher == "accelerate":
+        assert d.pp == 1
+        assert zero in (0, 2, 3)
+    if launcher == "deepspeed":
+        assert d.cp == 1
+        assert d.pp == 1 or zero < 2
+    if launcher == "megatron" and RecomputeKind.FULL in kinds:
+        counts = {
+            sum(s.stop - s.first for s in chunk.spans if s.strategy.recompute.kind == "full")
+            for chunk in best.layout.chunks
+        }
+        assert len(counts) == 1
+    else:
+        assert len(kinds - {RecomputeKind.NONE}) <= 1
+
+
+def tiny_model(blocks, vocab, *, tied):
+    block = Block(
+        hidden=4096,
+        attention=Attention(heads=32, kv_heads=8, head_dim=128, value_head_dim=128),
+        feed_forward=FeedForward(ffn_hidden=14336, gated=True),
+        norm=Norm.RMS,
+    )
+    ends = (
+        Embedding(vocab=vocab, hidden=4096),
+        Head(vocab=vocab, hidden=4096, norm=Norm.RMS, tied=tied),
+    )
+    return ModelSpec(
+        name="tiny",
+        family="llama",
+        runs=(LayerRun(ends[0], 1), LayerRun(block, blocks), LayerRun(ends[1], 1)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_search_equals_the_enumeration_of_every_layout(seed):
+    rng = random.Random(seed)
+    model = tiny_model(
+        rng.randint(3, 5), rng.choice([32_000, 128_256, 256_000]), tied=rng.random() < 0.3
+    )
+    cluster = with_nodes(
+        rng.choice(["1x4xa100-40g", "2x2xa100-40g", "1x2xh100"]),
+        memory_gib=rng.choice([12, 20, 26, 34, 40]),
+    )
+    context = context_of(
+        model,
+        cluster,
+        global_batch=rng.choice([4, 8, 12]),
+        seq_len=rng.choice([2048, 4096]),
+        micro_batch=1,
+    )
+    fixed = {"cp": 1, "zero": 1} if seed % 2 else {"cp": 1, "tp": 1}
+    launcher = rng.choice(["any", "megatron", "torchtitan", "native"])
+    fastest, count = fastest_of_all(context, space_of(context, launcher=launcher, **fixed), 0.9)
+    assert count <= 100_000
+    result = search(context, space_of(context, launcher=launcher, **fixed))
+    if fastest is None:
+        assert result.best is None
+    else:
+        assert result.best.estimate.step_s == pytest.approx(fastest, rel=1e-12)
+        assert result.bound_s <= fastest * (1 + 1e-9)
+        assert result.proven
+
+
+def test_what_cannot_fit_is_told_with_numbers_and_a_cure_that_helps():
+    context = context_of("llama3-70b", "8xh100", global_batch=64, seq_len=8192)
+    space = space_of(context)
+    assert search(context, space).best is None
+    error = explain_infeasible(context, space_of(context), min_fit=0.9)
+    assert "GiB on stage" in error.constraint
+    assert error.hints[-1] == "3 nodes (24 GPUs) instead of 1"
+    roomier = context_of("llama3-70b", "3x8xh100", global_batch=64, seq_len=8192)
+    assert search(roomier, space_of(roomier)).best is not None
+
+
+def test_the_restriction_that_empties_the_space_is_named():
+    context = context_of("llama3-8b", "8xh100", global_batch=64, seq_len=8192)
+    error = explain_infeasible(context, space_of(context, tp=3), min_fit=0.9)
+    assert "no legal layout" in str(error)
+    assert error.hints == ("lifting --fix tp",)

@@ -1,0 +1,153 @@
+"""Closed form, dynamic programme and brute force on the same problems."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planner import brute, closed_form, dp
+from planner.counts import best_counts, undominated
+from planner.exhaust import num_layouts
+from planner.problem import SearchProblem
+
+SOLVERS = (brute, dp, closed_form)
+
+
+def random_problem(rng: random.Random, *, reshard: bool = False) -> SearchProblem:
+    classes, strategies, stages = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 3)
+    layers = rng.randint(stages, 6 if strategies < 4 else 5)
+    has_free_layers = rng.random() < 0.3
+
+    def memory() -> int:
+        return 0 if has_free_layers and rng.random() < 0.5 else rng.randint(0, 20)
+
+    return SearchProblem(
+        chain=tuple(rng.randrange(classes) for _ in range(layers)),
+        num_stages=stages,
+        repeats=rng.randint(1, 8),
+        time_ns=tuple(tuple(rng.randint(0, 30) for _ in range(strategies)) for _ in range(classes)),
+        memory=tuple(
+            tuple(tuple(memory() for _ in range(strategies)) for _ in range(classes))
+            for _ in range(stages)
+        ),
+        working=tuple(
+            tuple(rng.choice([0, 2, 5]) for _ in range(strategies)) for _ in range(classes)
+        ),
+        limit=tuple(rng.randint(0, 60) for _ in range(stages)),
+        allowed=tuple(
+            tuple(sorted(rng.sample(range(strategies), rng.randint(1, strategies))))
+            for _ in range(classes)
+        ),
+        stage_ns=tuple(rng.randint(0, 9) for _ in range(stages)),
+        least_layers=rng.choice([1, 1, 2]),
+        reshard_ns=tuple(
+            tuple(0 if a == b else rng.randint(0, 9) for b in range(strategies))
+            for a in range(strategies)
+        )
+        if reshard
+        else (),
+    )
+
+
+def objectives(problem: SearchProblem, solvers=SOLVERS) -> list[int | None]:
+    solutions = [solver.solve(problem) for solver in solvers]
+    for solution in solutions:
+        if solution is not None:
+            assert_keeps_its_promises(problem, solution)
+    return [None if s is None else s.objective_ns for s in solutions]
+
+
+def assert_keeps_its_promises(problem, solution):
+    stops = (*solution.starts[1:], len(problem.chain))
+    times = []
+    for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
+        own = solution.strategies[first:stop]
+        assert problem.stage_fits(stage, first, own)
+        assert all(
+            j in problem.allowed[c] for c, j in zip(problem.chain[first:stop], own, strict=True)
+        )
+        times.append(problem.stage_time_ns(stage, first, own))
+    assert tuple(times) == solution.stage_times_ns
+    assert problem.objective_ns(sum(times), max(times)) == solution.objective_ns
+
+
+def test_the_three_solvers_agree_exactly_on_300_random_problems():
+    rng = random.Random(20261130)
+    problems = [random_problem(rng) for _ in range(300)]
+    answers = [objectives(problem) for problem in problems]
+    assert all(len(set(answer)) == 1 for answer in answers)
+    assert sum(answer[0] is None for answer in answers) < 200  # most of them have a solution
+    assert sum(0 in p.memory[0][0] for p in problems) > 30  # zero-memory layers are among them
+
+
+def test_with_resharding_costs_the_dynamic_programme_equals_brute_force():
+    rng = random.Random(7)
+    for _ in range(100):
+        brute_force, programme = objectives(random_problem(rng, reshard=True), (brute, dp))
+        assert programme == brute_force
+
+
+def test_the_closed_form_refuses_resharding_costs():
+    problem = random_problem(random.Random(1), reshard=True)
+    with pytest.raises(ValueError, match="resharding"):
+        closed_form.solve(problem)
+
+
+def test_more_memory_never_gives_a_slower_assignment():
+    rng = random.Random(11)
+    for _ in range(100):
+        problem = random_problem(rng)
+        roomier = SearchProblem(
+            **{
+                **{f: getattr(problem, f) for f in problem.__dataclass_fields__},
+                "limit": tuple(limit + 7 for limit in problem.limit),
+            }
+        )
+        tight, loose = closed_form.solve(problem), closed_form.solve(roomier)
+        if tight is not None:
+            assert loose is not None
+            assert loose.objective_ns <= tight.objective_ns
+
+
+def test_counts_cost_the_same_work_for_a_thousand_layers_as_for_ten():
+    options = undominated([(10, 100, 0), (13, 60, 1), (17, 10, 2), (18, 9, 3)])
+    small, large = best_counts(options, 10, 705), best_counts(options, 1000, 70_505)
+    assert small is not None
+    assert large is not None
+    assert large[0] <= 100 * small[0]
+    assert sum(count for _, count in large[1]) == 1000
+
+
+def test_best_counts_beats_every_pair_where_three_strategies_fit_better():
+    # one fast, two middle, two small fill 39 exactly; the best pair takes 37
+    options = [(1, 13, 0), (8, 8, 1), (9, 5, 2)]
+    assert best_counts(options, 5, 39) == (35, ((0, 1), (1, 2), (2, 2)))
+
+
+def test_the_number_of_layouts_is_that_of_the_enumeration():
+    rng = random.Random(3)
+    for _ in range(30):
+        problem = random_problem(rng)
+        unlimited = SearchProblem(
+            **{
+                **{f: getattr(problem, f) for f in problem.__dataclass_fields__},
+                "limit": (10**9,) * problem.num_stages,
+            }
+        )
+        distinct = {
+            (s.starts, tuple(_sorted_runs(problem, s))) for s in brute.every_solution(unlimited)
+        }
+        assert num_layouts(problem, most=10**6) == len(distinct)
+
+
+def _sorted_runs(problem, solution):
+    stops = (*solution.starts[1:], len(problem.chain))
+    for first, stop in zip(solution.starts, stops, strict=True):
+        run: list[int] = []
+        for i in range(first, stop):
+            if run and problem.chain[i] != problem.chain[i - 1]:
+                yield tuple(sorted(run))
+                run = []
+            run.append(solution.strategies[i])
+        yield tuple(sorted(run))
