@@ -69,7 +69,7 @@ NONSENSE = ["-1", "1e30", "1.0e+30", "null", "[]", "{}", '"x"', "[[1]]", ".nan"]
 @pytest.mark.parametrize("name", READERS)
 def test_random_damage_never_ends_in_a_traceback(tmp_path, name):
     text, read = READERS[name]
-    chance = random.Random(name)  # noqa: S311 - a fixed seed is the point
+    chance = random.Random(name)
     path = tmp_path / name
     for _ in range(200):
         path.write_text(damaged(text, chance), encoding="utf-8")
