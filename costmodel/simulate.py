@@ -6,6 +6,7 @@ virtual stage before, a backward for the backward on the one after (the last one
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ __all__ = ["DeadlockError", "Timeline", "peak_held", "simulate"]
 
 SHORT_RUN = 4  # micro-batches per stage after which a steady schedule has warmed up
 STEADY = 1e-11  # relative difference that rounding of the additions may leave
+
+
+_Pass = tuple[list[float], list[float], float, float]  # waits for, notes, delay, seconds
 
 
 class DeadlockError(RuntimeError):
@@ -85,25 +89,25 @@ class _Passes:
     def run(self, microbatches: int) -> list[float]:
         """End of the last pass of each stage: rank after rank runs as far as it can."""
         stages, chunks = len(self.forward_s), len(self.forward_s[0])
+        tables = self._tables(microbatches)
         orders = [
             iter(self.schedule.order(stages, chunks, microbatches, stage))
             for stage in range(stages)
         ]
-        ended = [[[-1.0] * microbatches for _ in range(stages * chunks)] for _ in range(2)]
         clock = [0.0] * stages
         waiting = [next(order, None) for order in orders]
         while any(waiting):
             progress = False
             for stage, order in enumerate(orders):
-                now, action = clock[stage], waiting[stage]
+                now, action, table = clock[stage], waiting[stage], tables[stage]
                 while action is not None:
                     kind, chunk, batch = action
-                    ready = self._ready(ended, stage, action)
+                    before, own, delay, seconds = table[kind][chunk]
+                    ready = before[batch] + delay
                     if ready < 0:
                         break
-                    seconds = self.backward_s if kind == BACKWARD else self.forward_s
-                    now = max(now, ready) + seconds[stage][chunk]
-                    ended[kind][chunk * stages + stage][batch] = now
+                    now = (now if now > ready else ready) + seconds  # noqa: FURB136 - innermost loop
+                    own[batch] = now
                     action = next(order, None)
                     progress = True
                 clock[stage], waiting[stage] = now, action
@@ -112,22 +116,33 @@ class _Passes:
                 raise DeadlockError(msg)
         return clock
 
-    def _ready(
-        self, ended: list[list[list[float]]], stage: int, action: tuple[int, int, int]
-    ) -> float:
-        """When the pass that ``action`` follows has arrived; negative if it has not run yet."""
-        kind, chunk, batch = action
-        stages = len(self.forward_s)
-        virtual = chunk * stages + stage
-        if kind == FORWARD:
-            if virtual == 0:
-                return 0.0
-            arrived, delay = ended[FORWARD][virtual - 1][batch], self.delay_s[stage - 1]
-        elif virtual == len(ended[BACKWARD]) - 1:
-            return ended[FORWARD][virtual][batch]
-        else:
-            arrived, delay = ended[BACKWARD][virtual + 1][batch], self.delay_s[stage]
-        return arrived if arrived < 0 else arrived + delay
+    def _tables(self, microbatches: int) -> list[tuple[list[_Pass], list[_Pass]]]:
+        """``[stage][kind][chunk]``: what a pass waits for, where it notes its end, the delay
+        between the two, and its seconds. An end that has not come yet is minus infinity.
+        """
+        stages, chunks = len(self.forward_s), len(self.forward_s[0])
+        virtual = range(stages * chunks)
+        forwards = [[-math.inf] * microbatches for _ in virtual]
+        backwards = [[-math.inf] * microbatches for _ in virtual]
+        start = [0.0] * microbatches
+        tables = []
+        for stage in range(stages):
+            rows: tuple[list[_Pass], list[_Pass]] = ([], [])
+            for chunk in range(chunks):
+                at = chunk * stages + stage
+                arriving = (forwards[at - 1], self.delay_s[stage - 1]) if at else (start, 0.0)
+                returning = (
+                    (backwards[at + 1], self.delay_s[stage])
+                    if at + 1 < len(virtual)
+                    else (forwards[at], 0.0)
+                )
+                for row, (before, delay), own, seconds in (
+                    (rows[FORWARD], arriving, forwards[at], self.forward_s[stage][chunk]),
+                    (rows[BACKWARD], returning, backwards[at], self.backward_s[stage][chunk]),
+                ):
+                    row.append((before, own, delay, seconds))
+            tables.append(rows)
+        return tables
 
 
 def peak_held(
