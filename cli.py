@@ -197,6 +197,13 @@ def _print_json(answer: Any) -> None:
 @main.command()
 @_with(*INPUT_FLAGS, *SEARCH_FLAGS)
 @click.option("--top", default=3, show_default=True, type=click.IntRange(0, 100), help="Next best.")
+@click.option(
+    "--solver",
+    default="closed-form",
+    show_default=True,
+    type=click.Choice(["closed-form", "dp"]),
+    help="Who gives layers their strategies; both are exact, dp takes longer.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
@@ -215,7 +222,12 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     started_s = time.process_time()
     with until_interrupt() as should_stop, progress_on_stderr() as tell:
         planned = plan_training(
-            inputs, **space, runners_up=flags["top"], should_stop=should_stop, on_progress=tell
+            inputs,
+            **space,
+            runners_up=flags["top"],
+            solver=flags["solver"],
+            should_stop=should_stop,
+            on_progress=tell,
         )
     cpu_s = time.process_time() - started_s
     if output not in (None, "-"):

@@ -15,7 +15,7 @@ from planner.cuts import best_cuts
 if TYPE_CHECKING:
     from planner.problem import SearchProblem, Solution
 
-__all__ = ["solve"]
+__all__ = ["LayerwiseStages", "solve"]
 
 Point = tuple[int, int, tuple[int, ...]]  # time, memory, strategies so far
 Fronts = dict[int, list[Point]]  # by strategy of the last layer
@@ -23,23 +23,26 @@ Fronts = dict[int, list[Point]]  # by strategy of the last layer
 
 def solve(problem: SearchProblem) -> Solution | None:
     """The optimum, or None if nothing fits."""
-    found = best_cuts(problem, _LayerwiseStages(problem))
+    found = best_cuts(problem, LayerwiseStages(problem))
     return found[0] if found else None
 
 
-class _LayerwiseStages:
+class LayerwiseStages:
     """Solves stages layer by layer; all stops of one (stage, first, level) come from one sweep."""
 
     def __init__(self, problem: SearchProblem) -> None:
+        """Bind the problem."""
         self.problem = problem
         self._sweeps: dict[tuple[int, int, int], list[Fronts]] = {}
         self._best: dict[tuple[int, int, int], Point | None] = {}
 
     def time_ns(self, stage: int, first: int, stop: int) -> int | None:
+        """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
         best = self._solved(stage, first, stop)
         return None if best is None else best[0] + self.problem.stage_ns[stage]
 
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
+        """Strategies of that time, one per layer."""
         best = self._solved(stage, first, stop)
         assert best is not None
         return best[2]

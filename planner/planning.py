@@ -43,6 +43,7 @@ def plan_training(
     restrictions: Restrictions | None = None,
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
+    solver: str = "closed-form",
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> Planned:
@@ -60,6 +61,7 @@ def plan_training(
         space,
         min_fit=min_fit,
         runners_up=runners_up,
+        solver=solver,
         should_stop=should_stop,
         on_progress=on_progress,
     )

@@ -19,13 +19,14 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
+from planner.dp import LayerwiseStages
 from planner.exhaust import every_better_cut, num_layouts
 from planner.space import Candidate, Degrees, SearchSpace
 
@@ -35,10 +36,15 @@ if TYPE_CHECKING:
     from costmodel.context import CostContext
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
-    from planner.problem import Solution
+    from planner.cuts import StageSolver
+    from planner.problem import SearchProblem, Solution
 
-__all__ = ["Finalist", "SearchResult", "search"]
+__all__ = ["SOLVERS", "Finalist", "SearchResult", "search"]
 
+SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
+    "closed-form": CountingStages,
+    "dp": LayerwiseStages,
+}
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
@@ -97,15 +103,17 @@ def search(
     *,
     min_fit: float = 0.9,
     runners_up: int = 3,
+    solver: str = "closed-form",
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> SearchResult:
     """Find the fastest layout of ``space`` that fits with probability ``min_fit``.
 
+    ``solver`` names who solves a stage (``SOLVERS``): both are exact, so that one checks the other.
     ``should_stop`` is asked before every visit; ``on_progress(visited, best, bound_s)`` is told
     after it. Ties are broken by the order in which the space names its candidates.
     """
-    run = _Run(context, space, min_fit, wanted=runners_up + 1)
+    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver])
     run.bound_all()
     complete = True
     while run.heap and run.heap[0][0] < run.worth_s:
@@ -128,6 +136,7 @@ class _Run:
     space: SearchSpace
     min_fit: float
     wanted: int
+    solver: Callable[[SearchProblem], StageSolver]
     bounds: CandidateBounds = field(init=False)
     heap: list[tuple[float, int, Degrees | list[Candidate] | Candidate]] = field(
         default_factory=list
@@ -227,7 +236,7 @@ class _Run:
     def _cuts(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
         """Undominated cuts worth having: first those close to the bound, which are found fast."""
         array = problem.problem
-        solver = CountingStages(array)
+        solver = self.solver(array)
         for slack in SLACKS:
             limit = min(bound_s * slack, self.worth_s)
             sums, greatest = problem.limits_ns(limit)

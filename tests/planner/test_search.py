@@ -157,6 +157,15 @@ def test_the_same_inputs_give_the_same_plan():
     assert runs[0] == runs[1]
 
 
+def test_the_dynamic_programme_finds_what_the_closed_form_finds():
+    context = context_of("llama3-8b", "8xa100-40g", global_batch=128, seq_len=8192)
+    found = [
+        search(context, space_of(context, cp=1), solver=solver).best.estimate.step_s
+        for solver in ("closed-form", "dp")
+    ]
+    assert found[0] == found[1]
+
+
 def test_a_stopped_search_keeps_what_it_has_and_says_how_far_it_may_be_off():
     context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
     visits = iter(range(10**9))
