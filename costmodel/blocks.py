@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from costmodel.operators import NO_WORK, Operator, Saved, gemm, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
-from profiles.model import ExpertFeedForward, Norm, QKNorm
+from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
     from costmodel.operators import Shard, TensorParallelWork
-    from profiles.model import Attention, Block, FeedForward, LatentAttention
+    from profiles.layers import Attention, Block, FeedForward, LatentAttention
 
 __all__ = ["block_operators"]
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from costmodel.layers import LayerCost, TimedLayer
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec
-    from profiles.model import Layer, ModelSpec
+    from profiles.layers import Layer
+    from profiles.model import ModelSpec
     from profiles.topology import Level
     from profiles.training import TrainingSpec
 

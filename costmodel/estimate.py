@@ -12,14 +12,14 @@ from costmodel.layers import PassCost
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import peak_held, simulate
 from costmodel.work import CollectiveKind
-from profiles.model import Embedding, Head
+from profiles.layers import Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from costmodel.context import CostContext, LayerStep
     from costmodel.layout import LayerSpan, Layout
-    from profiles.model import Layer
+    from profiles.layers import Layer
 
 __all__ = [
     "Estimate",
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 COVERAGE = 0.9
+ROUNDING = 1e-12  # of the step: a wait below it is what additions leave behind
 Z_COVERAGE = NormalDist().inv_cdf((1 + COVERAGE) / 2)
 
 
@@ -266,6 +267,7 @@ class _Stage:
         overhead = host + context.own.step_s + step_s * jitter / (1 + jitter)
         p2p = 2 * count * sum(self.sends)
         busy = passes.total_s + p2p + overhead + self.gradient_s + self.optimizer_s
+        waiting = step_s - busy
         return StepSplit(
             compute_s=passes.compute_s,
             recompute_s=passes.recompute_s,
@@ -274,7 +276,7 @@ class _Stage:
             ep_s=passes.ep_s,
             zero_s=passes.zero_s,
             p2p_s=p2p,
-            bubble_s=max(0.0, step_s - busy),
+            bubble_s=waiting if waiting > ROUNDING * step_s else 0.0,
             gradient_s=self.gradient_s,
             optimizer_s=self.optimizer_s,
             overhead_s=overhead,

@@ -14,7 +14,7 @@ from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
 from costmodel.work import Collective, Group
-from profiles.model import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
+from profiles.layers import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Recompute, Strategy
     from costmodel.operators import Operator
     from costmodel.work import Work
-    from profiles.model import Layer
+    from profiles.layers import Layer
     from profiles.topology import GroupLink
     from profiles.training import TrainingSpec
 

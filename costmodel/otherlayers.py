@@ -14,7 +14,7 @@ from costmodel.operators import (
     stream_operator,
 )
 from costmodel.work import Gemm, Stream
-from profiles.model import Conv2d, CustomLayer, Embedding, Head, Linear, Norm, Table
+from profiles.layers import Conv2d, CustomLayer, Embedding, Head, Linear, Norm, Table
 
 if TYPE_CHECKING:
     from costmodel.operators import Shard

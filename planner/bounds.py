@@ -10,7 +10,7 @@ from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
 from costmodel.schedules import SCHEDULES
 from costmodel.sharding import state_bytes
 from planner.space import ORDER_BY_STAGE
-from profiles.model import Block
+from profiles.layers import Block
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext

@@ -14,7 +14,7 @@ from costmodel.schedules import SCHEDULES
 from planner.bounds import PipelineBound
 from planner.launchers import Mixing
 from planner.problem import SearchProblem
-from profiles.model import Block, Embedding, Head
+from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Recompute, Strategy
     from planner.problem import Solution
     from planner.space import Candidate
-    from profiles.model import Layer
+    from profiles.layers import Layer
 
 __all__ = ["CandidateProblem", "build_layout"]
 

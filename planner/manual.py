@@ -21,7 +21,7 @@ from costmodel.schedules import SCHEDULES
 from planner.rules import broken_rules, num_microbatches
 from planner.space import Degrees, SearchSpace
 from profiles.errors import InputError, Problem
-from profiles.model import Block, Embedding, ExpertFeedForward
+from profiles.layers import Block, Embedding, ExpertFeedForward
 from profiles.nearest import nearest
 
 if TYPE_CHECKING:

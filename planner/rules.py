@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from costmodel.schedules import SCHEDULES
-from profiles.model import Block, ExpertFeedForward
+from profiles.layers import Block, ExpertFeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

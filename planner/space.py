@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
-from profiles.model import Block, CustomLayer, ExpertFeedForward
+from profiles.layers import Block, CustomLayer, ExpertFeedForward
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:

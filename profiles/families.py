@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from profiles.model import Norm, QKNorm
+from profiles.layers import Norm, QKNorm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

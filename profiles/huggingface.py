@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from profiles import jsonfile
 from profiles.configfields import Config, has_experts
-from profiles.model import (
+from profiles.layers import (
     Attention,
     Block,
     Embedding,
@@ -20,9 +20,8 @@ from profiles.model import (
     FeedForward,
     Head,
     LatentAttention,
-    LayerRun,
-    ModelSpec,
 )
+from profiles.model import LayerRun, ModelSpec
 from profiles.sanity import refuse_absurd
 
 if TYPE_CHECKING:

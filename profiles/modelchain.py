@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from profiles.fileschema import problem_at, validate
-from profiles.model import (
+from profiles.layers import (
     Attention,
     Block,
     Conv2d,
@@ -16,11 +16,10 @@ from profiles.model import (
     Head,
     LatentAttention,
     Layer,
-    LayerRun,
     Linear,
-    ModelSpec,
     Table,
 )
+from profiles.model import LayerRun, ModelSpec
 from profiles.modelfile import (
     AttentionFile,
     BlockFile,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from profiles.fileschema import FileSchema, Name, Version
-from profiles.model import Norm, QKNorm
+from profiles.layers import Norm, QKNorm
 
 __all__ = [
     "AttentionFile",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from profiles.cluster import ClusterSpec
-from profiles.model import Block, Embedding, ExpertFeedForward, Head
+from profiles.layers import Block, Embedding, ExpertFeedForward, Head
 from reports.words import gib, rate
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from costmodel.layout import (
     Strategy,
 )
 from profiles import load_calibration, load_cluster
-from profiles.model import (
+from profiles.layers import (
     Attention,
     Block,
     Embedding,
@@ -33,10 +33,9 @@ from profiles.model import (
     FeedForward,
     Head,
     LatentAttention,
-    LayerRun,
-    ModelSpec,
     Norm,
 )
+from profiles.model import LayerRun, ModelSpec
 from profiles.training import AttentionKernel, GradDtype, Precision, TrainingSpec
 
 RUNS = Path(__file__).parents[2].parent / "shared" / "runs"

@@ -16,7 +16,8 @@ from costmodel.layout import Axis, Layout, Mesh, Strategy
 from costmodel.schedules import SCHEDULES
 from profiles import load_calibration, load_cluster, load_model
 from profiles.cluster import ClusterSpec, NodeGroup
-from profiles.model import Block, ExpertFeedForward, LayerRun, ModelSpec
+from profiles.layers import Block, ExpertFeedForward
+from profiles.model import LayerRun, ModelSpec
 from profiles.training import AttentionKernel, TrainingSpec
 
 BY_STAGE = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)

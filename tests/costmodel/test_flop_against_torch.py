@@ -14,7 +14,7 @@ import pytest
 from costmodel.layers import layer_operators
 from costmodel.layout import Strategy
 from costmodel.work import AttentionCore, Gemm
-from profiles.model import (
+from profiles.layers import (
     Attention,
     Block,
     Conv2d,

@@ -15,15 +15,8 @@ from costmodel.context import CostContext
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.sharding import state_bytes
 from profiles import load_calibration, load_cluster
-from profiles.model import (
-    Attention,
-    Block,
-    ExpertFeedForward,
-    FeedForward,
-    LayerRun,
-    ModelSpec,
-    Norm,
-)
+from profiles.layers import Attention, Block, ExpertFeedForward, FeedForward, Norm
+from profiles.model import LayerRun, ModelSpec
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision, TrainingSpec
 
 GIB = 2**30

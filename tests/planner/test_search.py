@@ -15,7 +15,8 @@ from planner.feasibility import explain_infeasible
 from planner.search import search
 from planner.space import Restrictions, SearchSpace
 from profiles import load_calibration, load_cluster, load_model, load_training
-from profiles.model import Attention, Block, Embedding, FeedForward, Head, LayerRun, ModelSpec, Norm
+from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
+from profiles.model import LayerRun, ModelSpec
 from profiles.units import GIB
 
 

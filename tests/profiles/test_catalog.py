@@ -9,7 +9,7 @@ from profiles import catalog_names, load_cluster, load_model, shelf, yamlfile
 from profiles.errors import InputError
 from profiles.fileschema import validate
 from profiles.hardwarefile import DeviceFile, NodeFile
-from profiles.model import Block
+from profiles.layers import Block
 from profiles.modelfile import CatalogModelFile
 
 PUBLISHED = {

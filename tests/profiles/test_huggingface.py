@@ -8,7 +8,7 @@ import pytest
 from profiles.errors import InputError
 from profiles.families import FAMILIES
 from profiles.huggingface import load_config
-from profiles.model import Block, Embedding, ExpertFeedForward, FeedForward, Head, Norm, QKNorm
+from profiles.layers import Block, Embedding, ExpertFeedForward, FeedForward, Head, Norm, QKNorm
 
 LLAMA = {
     "model_type": "llama",

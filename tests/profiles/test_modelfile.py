@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from profiles import load_model
-from profiles.model import Block, CustomLayer, ExpertFeedForward, Linear
+from profiles.layers import Block, CustomLayer, ExpertFeedForward, Linear
 
 HEAD = "schema_version: 1\nkind: model\nname: tiny\nlayers:\n"
 GOOD = (
