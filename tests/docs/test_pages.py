@@ -1,0 +1,81 @@
+"""The tutorial and the README run: every console block, in order, in one empty folder.
+
+A block holds one command after ``$`` and what it prints. Lines that end in ``...`` match by their
+beginning; a line ``...`` alone stands for any number of lines.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"README.md": 1, "docs/tutorial/first-plan.md": 6}  # and their commands, at least
+BLOCK = re.compile(r"```(console|json|yaml) ?([\w.-]*)\n(.*?)```", re.DOTALL)
+
+
+def run(command: str, folder: Path) -> str:
+    arguments = shlex.split(command)
+    assert arguments[0] == "parplan"
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "", "COLUMNS": "100", "NO_COLOR": "1"},
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_shows(printed: str, shown: str) -> None:
+    """Each shown line is printed, in order."""
+    lines = iter(line.rstrip() for line in printed.splitlines())
+    for wanted in shown.strip().splitlines():
+        text = wanted.rstrip()
+        if text == "...":
+            continue
+        assert any(
+            line.startswith(text[:-3]) if text.endswith("...") else line == text for line in lines
+        ), f"not printed: {text!r}\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_the_page_is_true(page, tmp_path):
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    commands = 0
+    for kind, name, body in blocks:
+        if kind != "console":
+            (tmp_path / name).write_text(body)
+            continue
+        command, _, shown = body.partition("\n")
+        assert_shows(run(command.removeprefix("$ "), tmp_path), shown)
+        commands += 1
+    assert commands >= PAGES[page]
+
+
+def test_the_python_of_the_how_to_runs(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "plan-in-python.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.yaml").exists()
+
+
+def test_the_generated_pages_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
