@@ -1,4 +1,6 @@
-"""Write the generated pages of the documentation: python docs/generate.py [--check]
+"""Write the generated pages of the documentation.
+
+Run ``python docs/generate.py``; ``--check`` fails where a page is stale.
 
 ``reference/cli.md`` from click, ``reference/catalog.md`` from the data files.
 """

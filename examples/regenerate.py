@@ -1,4 +1,4 @@
-"""Write every example's plan anew: python examples/regenerate.py"""
+"""Write the plan of every example anew: ``python examples/regenerate.py``."""
 
 from __future__ import annotations
 
