@@ -74,7 +74,18 @@ def _leanest(
 
 
 def _candidates(space: SearchSpace) -> Iterator[Candidate]:
-    return (each for degrees in space.degrees() for each in space.candidates(degrees))
+    """The leanest candidates of every mesh: the space names the smallest micro-batch and the
+    fewest chunks first, and more sharding never takes more memory on a rank's states.
+    """
+    seen = set()
+    for degrees in space.degrees():
+        mesh = (*degrees[:4], degrees.pp, degrees.dp)
+        if mesh in seen:
+            continue
+        seen.add(mesh)
+        found = list(space.candidates(degrees))
+        most = max(((each.zero, each.shard_group) for each in found), default=None)
+        yield from (each for each in found if (each.zero, each.shard_group) == most)
 
 
 def _need(context: CostContext, candidate: Candidate, min_fit: float) -> float:
