@@ -306,7 +306,7 @@ class SearchSpace:
         if "1f1b" in names and "gpipe" in names:
             names.remove("gpipe")
             self.refused["gpipe is dominated by 1f1b"] += 1
-        share = -(-max(1, self.model.num_blocks) // pp)
+        share = -(-self.model.num_blocks // pp) if self._interleaves else 1
         for name in names:
             for chunks in range(1, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):
@@ -316,6 +316,16 @@ class SearchSpace:
                 )
                 if problem is None:
                     yield name, chunks
+
+    @property
+    def _interleaves(self) -> bool:
+        """Whether chunks can be dealt out: transformer blocks in one row, with other layers only
+        before the first and behind the last of them.
+        """
+        is_block = [isinstance(run.layer, Block) for run in self.model.runs]
+        return any(is_block) and all(
+            is_block[is_block.index(True) : len(is_block) - is_block[::-1].index(True)]
+        )
 
     # --- candidates --------------------------------------------------------------------------
 
@@ -358,7 +368,9 @@ class SearchSpace:
         return [name for name in names if self.restrictions.allows("rank_order", name)]
 
     def recompute_families(self) -> list[tuple[Recompute, ...]]:
-        """Sets of recomputations that the layers of one job may mix."""
+        """Sets of recomputations that the layers of one job may mix; only blocks take part."""
+        if not self._blocks:
+            return [(NO_RECOMPUTE,)]
         full = Recompute(RecomputeKind.FULL)
         selective = self._selective() if self.rules.selective else []
         options = [

@@ -10,12 +10,22 @@ import pytest
 from oracle import fastest_of_all
 
 from costmodel.context import CostContext
+from costmodel.estimate import estimate
 from costmodel.layout import RecomputeKind
 from planner.feasibility import explain_infeasible
 from planner.search import search
 from planner.space import Restrictions, SearchSpace
 from profiles import load_calibration, load_cluster, load_model, load_training
-from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
+from profiles.layers import (
+    Attention,
+    Block,
+    CustomLayer,
+    Embedding,
+    FeedForward,
+    Head,
+    Linear,
+    Norm,
+)
 from profiles.model import LayerRun, ModelSpec
 from profiles.units import GIB
 
@@ -248,6 +258,38 @@ def test_the_search_equals_the_enumeration_of_every_layout(seed):
         assert result.best.estimate.step_s == pytest.approx(fastest, rel=1e-12)
         assert result.bound_s <= fastest * (1 + 1e-9)
         assert result.proven
+
+
+def random_layers(rng):
+    """A chain of any layers: blocks of two kinds, generic layers before, between and behind."""
+    block = tiny_model(1, 1024, tied=False).runs[1].layer
+    wide = replace(block, feed_forward=FeedForward(ffn_hidden=28_672, gated=True))
+    linear = Linear(in_features=4096, out_features=4096)
+    custom = CustomLayer(
+        forward_flop=10**11,
+        forward_bytes=10**9,
+        num_parameters=10**7,
+        saved_bytes=10**7,
+        output_bytes=2 * 2048 * 4096,
+    )
+    kinds = [block, block, wide, linear, custom]
+    runs = [LayerRun(rng.choice(kinds), rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
+    if rng.random() < 0.5:
+        runs = [LayerRun(Embedding(vocab=32_000, hidden=4096), 1), *runs]
+        runs.append(LayerRun(Head(vocab=32_000, hidden=4096, norm=Norm.RMS), 1))
+    return ModelSpec(name="mixed", family="generic", runs=tuple(runs))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_models_of_mixed_layers_are_planned_and_estimated_alike(seed):
+    rng = random.Random(seed)
+    context = context_of(random_layers(rng), "8xa100-40g", global_batch=16, seq_len=2048)
+    launcher = rng.choice(["any", "megatron", "torchtitan"])
+    result = search(context, space_of(context, launcher=launcher))
+    assert result.best is not None
+    assert result.bound_s <= result.best.estimate.step_s
+    again = estimate(context, result.best.layout)
+    assert again == result.best.estimate
 
 
 def test_what_cannot_fit_is_told_with_numbers_and_a_cure_that_helps():
