@@ -92,7 +92,10 @@ def load_calibration(
             return calibration, None
         return calibration, f"{calibration.name} was made on {calibration.device}, not on {device}"
     known = _calibrations()
-    name = known.get((device, stack or "any"))
+    asked = (stack or "any").casefold()
+    name = next(
+        (n for (on, of), n in known.items() if (on, of.casefold()) == (device, asked)), None
+    )
     if name is not None:
         return calibration_of(yamlfile.read(shelf.DATA / "calibrations" / f"{name}.yaml")), None
     datasheet = calibration_of(yamlfile.read(shelf.DATA / "calibrations" / "datasheet.yaml"))

@@ -22,6 +22,12 @@ def test_the_datasheet_calibration_is_in_seconds_and_bytes():
     assert calibration.efficiencies.attention["flash3"].forward == 0.70
 
 
+def test_a_stack_is_found_however_it_is_capitalised():
+    calibration, note = load_calibration("megatron-lm", load_cluster("8xa100-80g"))
+    assert calibration.name == "a100-80g-megatron-lm"
+    assert note is None
+
+
 def test_an_unknown_stack_falls_back_with_a_note():
     _, note = load_calibration("no-such-stack", CLUSTER)
     assert note is not None
