@@ -63,6 +63,8 @@ FIELDS: Final[dict[str, Field]] = {
     "qkv_bias": Field(kind="flag", default=False),
     "output_bias": Field(kind="flag", default=False),
     "ffn_bias": Field(kind="flag", default=False),
+    "use_qk_norm": Field(kind="flag", default=True),
+    "parallel": Field(kind="flag", default=False),
     "window": Field(maximum=10**9, default=None, null=None),
     "use_window": Field(kind="flag", default=True),
     "window_from": Field(kind="count", default=0),
@@ -93,7 +95,9 @@ class Family:
     """How a family differs from the plain decoder.
 
     ``keys`` and ``defaults`` replace those of ``FIELDS``; ``defaults`` are what the family's
-    class assumes. ``expert_offset``: layer i has experts where (i + offset) is a multiple of
+    class assumes. ``num_norms`` as in ``Block``. ``position``: how the order of tokens is told;
+    with ``alternates`` only every second layer, from the first on, has the window.
+    ``expert_offset``: layer i has experts where (i + offset) is a multiple of
     the step.
     """
 
@@ -102,7 +106,11 @@ class Family:
     norm: Norm = Norm.RMS
     gated: bool = True
     qk_norm: QKNorm = QKNorm.NONE
-    learned_positions: bool = False
+    num_norms: int = 2
+    position: Literal["rotary", "learned", "alibi"] = "rotary"
+    embedding_norm: bool = False
+    head_bias: bool = False
+    alternates: bool = False
     dropout: bool = False
     latent: bool = False
     experts: bool = False
@@ -118,6 +126,7 @@ _QWEN_WINDOW: Final = _WINDOW | {
 }
 _QWEN_WINDOW_DEFAULTS: Final = {"window": 4096, "use_window": False, "window_from": 28}
 _ATTENTION_BIAS: Final = {"qkv_bias": ("attention_bias",), "output_bias": ("attention_bias",)}
+_ALL_BIASES: Final = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
 _QWEN_EXPERTS: Final = {
     "expert_step": ("decoder_sparse_step",),
     "dense_layers": ("mlp_only_layers",),
@@ -131,19 +140,52 @@ _DEEPSEEK: Final = {
 
 FAMILIES: Final[dict[str, Family]] = {
     "gpt2": Family(
-        defaults={
-            "ffn_hidden": None,
-            "max_seq_len": 1024,
-            "tied": True,
-            "qkv_bias": True,
-            "output_bias": True,
-            "ffn_bias": True,
-        },
+        defaults=_ALL_BIASES | {"ffn_hidden": None, "max_seq_len": 1024, "tied": True},
         norm=Norm.LAYER,
         gated=False,
-        learned_positions=True,
+        position="learned",
         dropout=True,
     ),
+    "gpt_neox": Family(
+        keys=_ATTENTION_BIAS | {"parallel": ("use_parallel_residual",)},
+        defaults=_ALL_BIASES | {"parallel": True},
+        norm=Norm.LAYER,
+        gated=False,
+    ),
+    "gptj": Family(
+        defaults={"ffn_hidden": None, "ffn_bias": True, "parallel": True},
+        norm=Norm.LAYER,
+        num_norms=1,
+        gated=False,
+        head_bias=True,
+    ),
+    "bloom": Family(
+        keys={"max_seq_len": ("seq_length",)},
+        defaults=_ALL_BIASES | {"ffn_hidden": None, "tied": True},
+        norm=Norm.LAYER,
+        gated=False,
+        position="alibi",
+        embedding_norm=True,
+    ),
+    "chatglm": Family(
+        keys={
+            "vocab": ("padded_vocab_size", "vocab_size"),
+            "kv_heads": ("multi_query_group_num",),
+            "head_dim": ("kv_channels",),
+            "max_seq_len": ("seq_length",),
+            "qkv_bias": ("add_qkv_bias",),
+            "output_bias": ("add_bias_linear",),
+            "ffn_bias": ("add_bias_linear",),
+        },
+    ),
+    "phi3": Family(keys=_WINDOW),
+    "gemma2": Family(
+        keys=_WINDOW | _ATTENTION_BIAS,
+        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096},
+        num_norms=4,
+        alternates=True,
+    ),
+    "olmo2": Family(keys=_ATTENTION_BIAS, qk_norm=QKNorm.FULL),
     "llama": Family(keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}),
     "mistral": Family(keys=_WINDOW, defaults={"kv_heads": 8, "window": 4096}),
     "mixtral": Family(
@@ -172,6 +214,14 @@ FAMILIES: Final[dict[str, Family]] = {
         qk_norm=QKNorm.PER_HEAD,
         experts=True,
         expert_offset=1,
+    ),
+    "glm4_moe": Family(
+        keys=_DEEPSEEK | {"use_qk_norm": ("use_qk_norm",)},
+        defaults={"head_dim": 128, "kv_heads": 8, "use_qk_norm": False, "first_dense": 1}
+        | {"num_shared": 1},
+        qk_norm=QKNorm.PER_HEAD,
+        experts=True,
+        correction_bias=True,
     ),
     "deepseek_v2": Family(keys=_DEEPSEEK, latent=True, experts=True),
     "deepseek_v3": Family(

@@ -20,6 +20,8 @@ from profiles.layers import (
     FeedForward,
     Head,
     LatentAttention,
+    Norm,
+    QKNorm,
 )
 from profiles.model import LayerRun, ModelSpec
 from profiles.sanity import refuse_absurd
@@ -59,11 +61,16 @@ def model_from_config(document: Document, *, name: str, place: Place = ()) -> Mo
     embedding = Embedding(
         vocab=values["vocab"],
         hidden=values["hidden"],
-        positions=values["max_seq_len"] if family.learned_positions else 0,
+        positions=values["max_seq_len"] if family.position == "learned" else 0,
+        norm=family.norm if family.embedding_norm else Norm.NONE,
         dropout=family.dropout,
     )
     head = Head(
-        vocab=values["vocab"], hidden=values["hidden"], norm=family.norm, tied=values["tied"]
+        vocab=values["vocab"],
+        hidden=values["hidden"],
+        norm=family.norm,
+        tied=values["tied"],
+        bias=family.head_bias,
     )
     model = ModelSpec(
         name=name,
@@ -91,6 +98,8 @@ def _block(family: Family, values: Mapping[str, Any], index: int) -> Block:
             )
         ),
         norm=family.norm,
+        num_norms=family.num_norms,
+        parallel=values["parallel"],
         dropout=family.dropout,
     )
 
@@ -116,10 +125,10 @@ def _attention(family: Family, values: Mapping[str, Any], index: int) -> Attenti
         value_head_dim=value_head_dim,
         qkv_bias=values["qkv_bias"],
         output_bias=values["output_bias"],
-        qk_norm=family.qk_norm,
-        window=values["window"] if _has_window(values, index) else None,
+        qk_norm=family.qk_norm if values["use_qk_norm"] else QKNorm.NONE,
+        window=values["window"] if _has_window(family, values, index) else None,
         latent=latent,
-        rope=not family.learned_positions,
+        rope=family.position == "rotary",
     )
 
 
@@ -137,9 +146,11 @@ def _experts(family: Family, values: Mapping[str, Any]) -> ExpertFeedForward:
     )
 
 
-def _has_window(values: Mapping[str, Any], index: int) -> bool:
+def _has_window(family: Family, values: Mapping[str, Any], index: int) -> bool:
     if not values["use_window"]:
         return False
     if values["layer_types"]:
         return bool(values["layer_types"][index] == "sliding_attention")
+    if family.alternates:
+        return index % 2 == 0
     return index >= int(values["window_from"])
