@@ -1,21 +1,19 @@
 """Closed-form solver: counts inside a stage, a dynamic programme over the cuts.
 
 For problems without resharding costs. All classes of a stage but the most frequent one are
-enumerated (a stage holds few of them: an embedding, a head, some dense layers before experts);
-the most frequent one takes the closed form of ``planner.counts``.
+enumerated by their undominated mixes (a stage holds few of them: an embedding, a head, some dense
+layers before experts); the most frequent one takes the closed form of ``planner.counts``.
 """
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, product
+from itertools import product
 from typing import TYPE_CHECKING
 
 from planner.counts import best_counts, undominated
 from planner.cuts import best_cuts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from planner.problem import SearchProblem, Solution
 
 __all__ = ["CountingStages", "solve"]
@@ -46,6 +44,7 @@ class CountingStages:
         ]
         self._answers: dict[tuple[int, tuple[int, ...]], Answer | None] = {}
         self._options: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+        self._fronts: dict[tuple[int, int, int, int], list[tuple[int, int, Mix]]] = {}
 
     def time_ns(self, stage: int, first: int, stop: int) -> int | None:
         """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
@@ -96,7 +95,7 @@ class CountingStages:
             range(len(counts)), key=lambda c: (counts[c] > 0, len(options[c]) > 1, counts[c])
         )
         others = [
-            list(_mixes(options[c], count)) if c != main else [(0, 0, ())]
+            self._mixes_of(stage, c, level, count) if c != main else [(0, 0, ())]
             for c, count in enumerate(counts)
         ]
         best: Answer | None = None
@@ -112,6 +111,12 @@ class CountingStages:
                 best = (time, tuple(mixes))
         return best
 
+    def _mixes_of(self, stage: int, c: int, level: int, count: int) -> list[tuple[int, int, Mix]]:
+        key = (stage, c, level, count)
+        if key not in self._fronts:
+            self._fronts[key] = _mixes(self._allowed(stage, c, level), count)
+        return self._fronts[key]
+
     def _allowed(self, stage: int, c: int, level: int) -> list[tuple[int, int, int]]:
         key = (stage, c, level)
         if key not in self._options:
@@ -126,8 +131,25 @@ class CountingStages:
         return self._options[key]
 
 
-def _mixes(options: list[tuple[int, int, int]], count: int) -> Iterator[tuple[int, int, Mix]]:
-    """Every way to give ``count`` equal layers one of ``options`` each: time, memory, mix."""
-    for chosen in combinations_with_replacement(options, count):
-        mix = {option[2]: chosen.count(option) for option in chosen}
-        yield sum(o[0] for o in chosen), sum(o[1] for o in chosen), tuple(sorted(mix.items()))
+def _mixes(options: list[tuple[int, int, int]], count: int) -> list[tuple[int, int, Mix]]:
+    """The undominated ways to give ``count`` equal layers one of ``options`` each, as (time,
+    memory, mix). Both add up, so a dominated part never belongs to an undominated whole.
+    """
+    front: list[tuple[int, int, Mix]] = [(0, 0, ())]
+    for _ in range(count):
+        longer = sorted(
+            (time + option[0], memory + option[1], _one_more(mix, option[2]))
+            for time, memory, mix in front
+            for option in options
+        )
+        front = []
+        for each in longer:
+            if not front or each[1] < front[-1][1]:
+                front.append(each)
+    return front
+
+
+def _one_more(mix: Mix, strategy: int) -> Mix:
+    counts = dict(mix)
+    counts[strategy] = counts.get(strategy, 0) + 1
+    return tuple(sorted(counts.items()))

@@ -11,6 +11,7 @@ from profiles.families import (
     FIELDS,
     FOREIGN,
     FOREIGN_PREFIXES,
+    NESTED,
     REQUIRED,
     Family,
     Field,
@@ -54,8 +55,20 @@ class Config:
                 )
             )
         self._data = {key: value for key, value in data.items() if not key.startswith("_")}
+        if place and "tie_word_embeddings" not in data:  # said once, outside the nested part
+            outer = document.data
+            for part in place[:-1]:
+                outer = outer[part]
+            if isinstance(outer.get("tie_word_embeddings"), bool) and place[-1] == "text_config":
+                self._data["tie_word_embeddings"] = outer["tie_word_embeddings"]
         self.model_type = ""
         self.problems: list[tuple[Mark, Problem]] = []
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether this is a model around a language model that is described inside it."""
+        nested = self._data.get("model_type") in NESTED
+        return nested and isinstance(self._data.get("text_config"), dict)
 
     def family(self) -> Family:
         """The entry of the config's ``model_type``. Raises where it is not understood."""
@@ -178,6 +191,8 @@ class Config:
 
     def check(self, family: Family, values: Mapping[str, Any]) -> None:
         """How the fields fit together, as far as they were read."""
+        for keys, wanted in family.must.items():
+            self._check_says(keys, wanted)
         hidden, heads, kv_heads = values["hidden"], values["heads"], values["kv_heads"]
         if hidden and heads and not values["head_dim"] and not family.latent and hidden % heads:
             message = f"hidden size {hidden} over {heads} heads"
@@ -198,6 +213,15 @@ class Config:
             self._report("layer_types", message, "one a layer")
         if family.experts:
             self._check_experts(family, values)
+
+    def _check_says(self, keys: tuple[str, ...], wanted: object) -> None:
+        said: Any = self._data
+        for key in keys:
+            said = said.get(key) if isinstance(said, dict) else None
+        if said != wanted:
+            shown = "true" if wanted is True else str(wanted)
+            message = f"{'.'.join(keys)} is not {shown}: that variant is not understood"
+            self._report(keys[0] if keys[0] in self._data else "", message, shown)
 
     def _check_experts(self, family: Family, values: Mapping[str, Any]) -> None:
         experts, top_k, layers = values["num_experts"], values["top_k"], values["num_layers"]

@@ -16,7 +16,16 @@ from profiles.layers import Norm, QKNorm
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILIES", "FIELDS", "FOREIGN", "FOREIGN_PREFIXES", "REQUIRED", "Family", "Field"]
+__all__ = [
+    "FAMILIES",
+    "FIELDS",
+    "FOREIGN",
+    "FOREIGN_PREFIXES",
+    "NESTED",
+    "REQUIRED",
+    "Family",
+    "Field",
+]
 
 
 class _Required:
@@ -52,6 +61,7 @@ FIELDS: Final[dict[str, Field]] = {
     ),
     "head_dim": Field(keys=("head_dim",), maximum=65_536, default=None, null=None),
     "ffn_hidden": Field(keys=("intermediate_size", "n_inner", "ffn_hidden_size")),
+    "expansion": Field(keys=("expansion_ratio",), maximum=1_000, default=4, null=4),
     "vocab": Field(keys=("vocab_size",), maximum=100_000_000),
     "max_seq_len": Field(
         keys=("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx"),
@@ -68,6 +78,7 @@ FIELDS: Final[dict[str, Field]] = {
     "window": Field(maximum=10**9, default=None, null=None),
     "use_window": Field(kind="flag", default=True),
     "window_from": Field(kind="count", default=0),
+    "full_every": Field(maximum=10_000, default=None, null=None),
     "layer_types": Field(keys=("layer_types",), kind="names", default=()),
     "mtp_layers": Field(keys=("num_nextn_predict_layers",), kind="count", maximum=1_000, default=0),
     "query_rank": Field(keys=("q_lora_rank",), default=1536, null=None, group="latent"),
@@ -95,13 +106,14 @@ class Family:
     """How a family differs from the plain decoder.
 
     ``keys`` and ``defaults`` replace those of ``FIELDS``; ``defaults`` are what the family's
-    class assumes. ``num_norms`` as in ``Block``. ``position``: how the order of tokens is told;
-    with ``alternates`` only every second layer, from the first on, has the window.
+    class assumes. ``num_norms`` as in ``Block``. ``position``: how the order of tokens is told.
+    ``must``: what a config has to say, key by key, for the entry to be true of it.
     ``expert_offset``: layer i has experts where (i + offset) is a multiple of
     the step.
     """
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    must: Mapping[tuple[str, ...], object] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     norm: Norm = Norm.RMS
     gated: bool = True
@@ -110,7 +122,8 @@ class Family:
     position: Literal["rotary", "learned", "alibi"] = "rotary"
     embedding_norm: bool = False
     head_bias: bool = False
-    alternates: bool = False
+    sinks: bool = False
+    router_bias: bool = False
     dropout: bool = False
     latent: bool = False
     experts: bool = False
@@ -178,12 +191,34 @@ FAMILIES: Final[dict[str, Family]] = {
             "ffn_bias": ("add_bias_linear",),
         },
     ),
+    "mpt": Family(
+        keys={"max_seq_len": ("max_seq_len",)},
+        must={("attn_config", "alibi"): True, ("no_bias",): True},
+        defaults={"ffn_hidden": None, "tied": True},
+        norm=Norm.LAYER_NO_BIAS,
+        gated=False,
+        position="alibi",
+    ),
     "phi3": Family(keys=_WINDOW),
-    "gemma2": Family(
-        keys=_WINDOW | _ATTENTION_BIAS,
-        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096},
+    "gemma3_text": Family(
+        keys=_WINDOW | _ATTENTION_BIAS | {"full_every": ("sliding_window_pattern",)},
+        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096, "full_every": 6}
+        | {"vocab": 262_208},
+        qk_norm=QKNorm.PER_HEAD,
         num_norms=4,
-        alternates=True,
+    ),
+    "llama4_text": Family(
+        keys=_ATTENTION_BIAS
+        | {
+            "window": ("attention_chunk_size",),
+            "expert_hidden": ("intermediate_size",),
+            "shared_hidden": ("intermediate_size",),
+            "ffn_hidden": ("intermediate_size_mlp",),
+            "expert_step": ("interleave_moe_layer_step",),
+        },
+        defaults={"window": 8192, "full_every": 4, "head_dim": 128},
+        experts=True,
+        expert_offset=1,
     ),
     "olmo2": Family(keys=_ATTENTION_BIAS, qk_norm=QKNorm.FULL),
     "llama": Family(keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}),
@@ -232,6 +267,13 @@ FAMILIES: Final[dict[str, Family]] = {
         correction_bias=True,
     ),
 }
+
+FAMILIES["qwen3_vl_text"] = FAMILIES["qwen3"]
+FAMILIES["qwen3_vl_moe_text"] = FAMILIES["qwen3_moe"]
+FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
+
+# Models whose language part stands under ``text_config``; their towers are left out.
+NESTED: Final = ("gemma3", "llama4", "qwen3_vl", "qwen3_vl_moe")
 
 # Keys of models that look like a decoder and are not; a null, false or empty value is harmless.
 FOREIGN: Final[dict[str, str]] = {

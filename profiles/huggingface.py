@@ -48,6 +48,8 @@ def load_config(path: str | Path) -> ModelSpec:
 def model_from_config(document: Document, *, name: str, place: Place = ()) -> ModelSpec:
     """The model whose config stands at ``place`` of a document."""
     config = Config(document, place)
+    if config.is_nested:
+        return model_from_config(document, name=name, place=(*place, "text_config"))
     family = config.family()
     values = config.values(family)
     config.check(family, values)
@@ -92,7 +94,7 @@ def _block(family: Family, values: Mapping[str, Any], index: int) -> Block:
             _experts(family, values)
             if has_experts(family, values, index)
             else FeedForward(
-                ffn_hidden=values["ffn_hidden"] or 4 * values["hidden"],
+                ffn_hidden=values["ffn_hidden"] or values["expansion"] * values["hidden"],
                 gated=family.gated,
                 bias=values["ffn_bias"],
             )
@@ -126,9 +128,10 @@ def _attention(family: Family, values: Mapping[str, Any], index: int) -> Attenti
         qkv_bias=values["qkv_bias"],
         output_bias=values["output_bias"],
         qk_norm=family.qk_norm if values["use_qk_norm"] else QKNorm.NONE,
-        window=values["window"] if _has_window(family, values, index) else None,
+        window=values["window"] if _has_window(values, index) else None,
         latent=latent,
         rope=family.position == "rotary",
+        sinks=family.sinks,
     )
 
 
@@ -141,16 +144,17 @@ def _experts(family: Family, values: Mapping[str, Any]) -> ExpertFeedForward:
         shared_hidden=shared,
         gated=family.gated,
         bias=values["ffn_bias"],
+        router_bias=family.router_bias,
         correction_bias=family.correction_bias,
         shared_gate=family.shared_gate and shared > 0,
     )
 
 
-def _has_window(family: Family, values: Mapping[str, Any], index: int) -> bool:
+def _has_window(values: Mapping[str, Any], index: int) -> bool:
     if not values["use_window"]:
         return False
     if values["layer_types"]:
         return bool(values["layer_types"][index] == "sliding_attention")
-    if family.alternates:
-        return index % 2 == 0
+    if values["full_every"]:
+        return bool((index + 1) % values["full_every"])
     return index >= int(values["window_from"])

@@ -111,6 +111,7 @@ class Attention:
     causal: bool = True
     latent: LatentAttention | None = None
     rope: bool = True
+    sinks: bool = False  # one learned logit a head beside the keys (gpt-oss)
 
     @property
     def query_width(self) -> int:
@@ -126,6 +127,8 @@ class Attention:
         """Parameter tensors for a model of width ``hidden``."""
         weights = self._latent(hidden) if self.latent else self._qkv(hidden)
         weights.append(Parameter("o_proj", (self.context_width, hidden), Split.ROW))
+        if self.sinks:
+            weights.append(Parameter("sinks", (self.heads,), Split.COLUMN))
         if self.output_bias:
             weights.append(Parameter("o_bias", (hidden,), Split.REPLICATED))
         if self.qk_norm is QKNorm.PER_HEAD:
