@@ -200,26 +200,6 @@ FAMILIES: Final[dict[str, Family]] = {
         position="alibi",
     ),
     "phi3": Family(keys=_WINDOW),
-    "gemma3_text": Family(
-        keys=_WINDOW | _ATTENTION_BIAS | {"full_every": ("sliding_window_pattern",)},
-        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096, "full_every": 6}
-        | {"vocab": 262_208},
-        qk_norm=QKNorm.PER_HEAD,
-        num_norms=4,
-    ),
-    "llama4_text": Family(
-        keys=_ATTENTION_BIAS
-        | {
-            "window": ("attention_chunk_size",),
-            "expert_hidden": ("intermediate_size",),
-            "shared_hidden": ("intermediate_size",),
-            "ffn_hidden": ("intermediate_size_mlp",),
-            "expert_step": ("interleave_moe_layer_step",),
-        },
-        defaults={"window": 8192, "full_every": 4, "head_dim": 128},
-        experts=True,
-        expert_offset=1,
-    ),
     "olmo2": Family(keys=_ATTENTION_BIAS, qk_norm=QKNorm.FULL),
     "llama": Family(keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}),
     "mistral": Family(keys=_WINDOW, defaults={"kv_heads": 8, "window": 4096}),
@@ -273,7 +253,7 @@ FAMILIES["qwen3_vl_moe_text"] = FAMILIES["qwen3_moe"]
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 
 # Models whose language part stands under ``text_config``; their towers are left out.
-NESTED: Final = ("gemma3", "llama4", "qwen3_vl", "qwen3_vl_moe")
+NESTED: Final = ("qwen3_vl", "qwen3_vl_moe")
 
 # Keys of models that look like a decoder and are not; a null, false or empty value is harmless.
 FOREIGN: Final[dict[str, str]] = {

@@ -325,9 +325,9 @@ def test_possible_fields_that_are_absurd_together_are_refused(told_of):
     assert "parameters together; expected at most 1,000,000,000,000,000" in told
 
 
-# The sheet allows glm-5.2 either way; in the others every second layer has a window, which the
-# search cannot plan in a useful time yet.
-NOT_YET = ("glm-5.2", "gemma-2-9b", "gpt-oss-20b")
+# The sheet allows glm-5.2 either way; in the others layers with and without a window alternate,
+# which the search cannot plan in a useful time yet.
+NOT_YET = ("glm-5.2", "gemma-2-9b", "gemma-3-27b", "gpt-oss-20b", "llama-4-scout")
 
 
 def test_published_configs_have_their_published_counts_or_are_refused(shared):
@@ -345,7 +345,7 @@ def test_published_configs_have_their_published_counts_or_are_refused(shared):
         total, active = float(row["count_total_b"]), float(row["count_active_b"])
         assert model.params_total / 1e9 == pytest.approx(total, rel=0.005), row["name"]
         assert model.params_active / 1e9 == pytest.approx(active, rel=0.02), row["name"]
-    assert len(refused) == 9
+    assert len(refused) == 11
     assert len(rows) == 37
 
 
