@@ -19,6 +19,7 @@ from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_la
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
+from profiles.layers import Block
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
@@ -79,13 +80,21 @@ class CostContext:
     @cached_property
     def classes(self) -> tuple[Layer, ...]:
         """Distinct layers of the model in order of first appearance."""
-        return tuple(dict.fromkeys(run.layer for run in self.model.runs))
+        return tuple(dict.fromkeys(self._in_force(run.layer) for run in self.model.runs))
+
+    def _in_force(self, layer: Layer) -> Layer:
+        """The layer as it acts on sequences of the training: a window that spans them is none."""
+        if not isinstance(layer, Block) or (layer.attention.window or 0) < self.training.seq_len:
+            return layer
+        return replace(layer, attention=replace(layer.attention, window=None))
 
     @cached_property
     def chain(self) -> tuple[int, ...]:
         """Class of each layer of the model."""
         number = {layer: c for c, layer in enumerate(self.classes)}
-        return tuple(number[run.layer] for run in self.model.runs for _ in range(run.count))
+        return tuple(
+            number[self._in_force(run.layer)] for run in self.model.runs for _ in range(run.count)
+        )
 
     @cached_property
     def model_flop_per_sequence(self) -> float:

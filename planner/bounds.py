@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
@@ -100,20 +100,17 @@ class BlockTimes(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """One layer under one recomputation: time of both passes and of the forward, bytes held,
-    bytes while it runs.
+    """Blocks that are alike under one recomputation, as none of them can beat: time of both passes
+    and of the forward, bytes held, bytes while one runs, and the longest passes, which traffic can
+    hide behind.
     """
 
     time_ns: float
     forward_ns: float
     saved_bytes: int
     transient_bytes: int
-
-    @classmethod
-    def of(cls, cost: LayerCost) -> Self:
-        """The part of a layer's cost that decides."""
-        seconds = cost.total_s * NANO
-        return cls(seconds, cost.forward.total_s * NANO, cost.saved_bytes, cost.transient_bytes)
+    longest_forward_ns: float
+    longest_backward_ns: float
 
 
 class CandidateBounds:
@@ -125,8 +122,15 @@ class CandidateBounds:
         self.usable = fit_limit(context, min_fit)
         chain = context.chain
         self.counts = [chain.count(c) for c in range(len(context.classes))]
-        blocks = [c for c, layer in enumerate(context.classes) if isinstance(layer, Block)]
+        blocks = {c: block for c, block in enumerate(context.classes) if isinstance(block, Block)}
         self.main = max(blocks, key=lambda c: self.counts[c], default=None)
+        # Blocks that hold the same weights, as those with and without a window.
+        self.alike = [
+            c
+            for c, block in blocks.items()
+            if self.main is not None and block.parameters == blocks[self.main].parameters
+        ]
+        self.num_alike = sum(self.counts[c] for c in self.alike)
         self._costs: dict[object, LayerCost] = {}
         self._compute: dict[object, tuple[float, float]] = {}
         self._found_options: dict[object, list[_Option]] = {}
@@ -146,9 +150,8 @@ class CandidateBounds:
         return self._step_s(degrees, sums, greatest, blocks)
 
     def _block_times(self, degrees: Degrees, option: _Option | None = None) -> BlockTimes:
-        """Times of the most frequent block, without recomputation unless ``option`` is given."""
-        assert self.main is not None
-        option = option or _Option.of(self._cost(degrees, self.main, NO_RECOMPUTE))
+        """Least times of the blocks alike, without recomputation unless ``option`` is given."""
+        option = option or self._least_option(degrees, NO_RECOMPUTE)
         last = self.context.chain[-1]
         head = 0.0
         if last != self.main:
@@ -171,7 +174,7 @@ class CandidateBounds:
         leanest = min(candidates, key=lambda each: self._resident(each, main))
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
-        sums = self._relaxed_ns(lean, self._options(lean, main), INFINITE)
+        sums = self._relaxed_ns(lean, self._options(lean), INFINITE)
         return None if sums is None else self._step_s(degrees, sums, 0.0, None)
 
     def of_candidate_s(self, candidate: Candidate, worth_s: float) -> float | None:
@@ -180,7 +183,7 @@ class CandidateBounds:
         """
         if self.main is None:
             return self.of_degrees_s(candidate.degrees)
-        options, once_s = self._with_states(candidate, self._options(candidate, self.main))
+        options, once_s = self._with_states(candidate, self._options(candidate))
         sums = self._relaxed_ns(candidate, options, worth_s)
         if sums is None:
             return None
@@ -195,20 +198,20 @@ class CandidateBounds:
         """
         if self.main is None:
             return 0.0
-        options = self._options(candidate, self.main)
+        options = self._options(candidate)
         rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
         resident = self._resident(candidate, self.main)
         saved = min(option.saved_bytes for option in options)
         held = sum(max(room, 0.0) / (resident + saved * flight) for flight, room in rooms)
-        return INFINITE if held == 0 else self.counts[self.main] / held
+        return INFINITE if held == 0 else self.num_alike / held
 
     def _relaxed_ns(
         self, candidate: Candidate, options: list[_Option], worth_s: float
     ) -> float | None:
         """Least sum of the stages' times for fractional layers and free cuts.
 
-        Blocks of the most frequent class are divided over the stages at the least total time;
-        every stage may hold blocks until its memory is full, and then more of them by changing
+        The most frequent blocks and those alike are divided over the stages at the least total
+        time; every stage may hold blocks until its memory is full, and then more by changing
         some to a slower, smaller recomputation. First and last layer stand on their stages, all
         others count with their fastest time and no memory.
         """
@@ -218,12 +221,12 @@ class CandidateBounds:
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns
         resident = self._resident(candidate, main)
-        own = _least_time(self.counts[main], rooms, resident, options, most)
+        own = _least_time(self.num_alike, rooms, resident, options, most)
         if own is None:
             return None
         total, _ = self._compute[self._shape(degrees)]
-        fastest = self._cost(degrees, main, NO_RECOMPUTE).total_s * NANO
-        return own + total - fastest * self.counts[main]
+        fastest = self._least_option(degrees, NO_RECOMPUTE).time_ns
+        return own + total - fastest * self.num_alike
 
     def _with_states(
         self, candidate: Candidate, options: list[_Option]
@@ -235,19 +238,17 @@ class CandidateBounds:
         context, zero = self.context, candidate.zero
         cost = self._cost(candidate.degrees, self.main, NO_RECOMPUTE)
         states = context.states(cost, candidate.mesh, zero, candidate.shard_group)
-        behind = max(option.time_ns - option.forward_ns for option in options) / NANO
-        once = context.once_s(states, forward_s=options[0].forward_ns / NANO, backward_s=behind)
+        behind = max(option.longest_backward_ns for option in options) / NANO
+        ahead = options[0].longest_forward_ns / NANO
+        once = context.once_s(states, forward_s=ahead, backward_s=behind)
         if zero < GRADIENTS_SHARDED:
             return options, once
-        forward, backward = states.forward_comm_s, states.backward_comm_s
-        loaded = [
-            option._replace(
-                time_ns=option.time_ns
-                + context.exposed(forward, option.forward_ns / NANO) * NANO
-                + context.exposed(backward, (option.time_ns - option.forward_ns) / NANO) * NANO
-            )
-            for option in options
-        ]
+        loaded = []
+        for option in options:
+            hidden = option.longest_forward_ns / NANO, option.longest_backward_ns / NANO
+            traffic = context.exposed(states.forward_comm_s, hidden[0])
+            traffic += context.exposed(states.backward_comm_s, hidden[1])
+            loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
         return loaded, once
 
     def _between_s(self, candidate: Candidate) -> float:
@@ -265,8 +266,8 @@ class CandidateBounds:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
         bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         least = bound.least(sums, greatest)
-        if blocks is not None and self.main is not None:
-            least = max(least, bound.whole_blocks(self.counts[self.main], blocks))
+        if blocks is not None:
+            least = max(least, bound.whole_blocks(self.num_alike, blocks))
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
         return self.context.whole_step_s(least / NANO, ranks)
 
@@ -293,13 +294,30 @@ class CandidateBounds:
             )
         return self._costs[key]
 
-    def _options(self, candidate: Candidate, c: int) -> list[_Option]:
-        """Undominated recomputations of a layer, fastest first."""
-        key = (self._shape(candidate.degrees), c, candidate.recomputes)
+    def _least_option(self, degrees: Degrees, recompute: Recompute) -> _Option:
+        """The fastest of the blocks alike, made longer by what ``recompute`` adds to the one to
+        which it adds least.
+        """
+        plain = [self._cost(degrees, c, NO_RECOMPUTE).total_s for c in self.alike]
+        own = [self._cost(degrees, c, recompute) for c in self.alike]
+        added = min(each.total_s - before for each, before in zip(own, plain, strict=True))
+        return _Option(
+            time_ns=(min(plain) + added) * NANO,
+            forward_ns=min(each.forward.total_s for each in own) * NANO,
+            saved_bytes=min(each.saved_bytes for each in own),
+            transient_bytes=min(each.transient_bytes for each in own),
+            longest_forward_ns=max(each.forward.total_s for each in own) * NANO,
+            longest_backward_ns=max(each.backward.total_s for each in own) * NANO,
+        )
+
+    def _options(self, candidate: Candidate) -> list[_Option]:
+        """Undominated recomputations of the blocks alike, fastest first."""
+        key = (self._shape(candidate.degrees), candidate.recomputes)
         if key not in self._found_options:
-            costs = [self._cost(candidate.degrees, c, each) for each in candidate.recomputes]
             found: list[_Option] = []
-            for option in sorted(_Option.of(cost) for cost in costs):
+            for option in sorted(
+                self._least_option(candidate.degrees, each) for each in candidate.recomputes
+            ):
                 if not found or option.saved_bytes < found[-1].saved_bytes:
                     found.append(option)
             self._found_options[key] = found

@@ -187,7 +187,7 @@ class CandidateProblem:
         once = self._once_of_stages(cut)
         passes = [time - own for time, own in zip(times, once, strict=True)]
         least = self.pipeline.fill * sum(passes)
-        if self._moves_blocks:
+        if self.moves_blocks:
             least = max(least, m * sum(times) / len(times))
         else:
             before = 0.0
@@ -236,20 +236,21 @@ class CandidateProblem:
         )
 
     @property
-    def _moves_blocks(self) -> bool:
-        """With unequal blocks in several chunks a stage does not hold what the cut gave it: only
-        the mean of the stages is certain.
+    def moves_blocks(self) -> bool:
+        """Whether a stage does not hold what the cut gave it, as with unequal blocks in several
+        chunks: then only the mean of the stages is certain.
         """
         blocks = sum(isinstance(layer, Block) for layer in self.classes)
         return blocks > 1 and self.candidate.degrees.chunks > 1
 
     def limits_ns(self, worth_s: float) -> tuple[float, float]:
         """Greatest sum of stage times and greatest stage time of a layout that takes less than
-        ``worth_s``: ``bound_s`` solved for each of them.
+        ``worth_s``: ``bound_s`` solved for each of them. Where ``moves_blocks``, the greatest time
+        is that of the cut, and a layout made of another cut may take less.
         """
         passes_ns = self.context.passes_s(worth_s, self.candidate.num_ranks) * NANO
         sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
-        return sums, float("inf") if self._moves_blocks else passes_ns / self.microbatches
+        return sums, passes_ns / self.microbatches
 
     def option(self, c: int, j: int) -> Recompute:
         """Recomputation that strategy ``j`` means for a layer of class ``c``."""

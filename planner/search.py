@@ -211,10 +211,12 @@ class _Run:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
         found = self._cuts(problem, bound_s)
-        if not found:
+        if not found and not problem.moves_blocks:
             self._prune_full()
             return
-        own = max(bound_s, min(problem.bound_s(cut) for cut in found))
+        own = bound_s
+        if not problem.moves_blocks:
+            own = max(bound_s, min(problem.bound_s(cut) for cut in found))
         self.open.append((own, problem))
         limit = self.worth_s * PROMISING
         promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
@@ -270,6 +272,8 @@ class _Run:
             (each for each in self.open if each[0] < self.best_s), key=lambda each: each[0]
         )
         layouts = 0
+        if any(problem.moves_blocks for _, problem in undecided):
+            return
         for _, problem in undecided:
             layouts += num_layouts(problem.problem, most=EXHAUSTED_LAYOUTS)
             if layouts > EXHAUSTED_LAYOUTS:

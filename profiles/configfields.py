@@ -6,23 +6,17 @@ import difflib
 from typing import TYPE_CHECKING, Any, Final
 
 from profiles.errors import InputError, Problem
-from profiles.families import (
-    FAMILIES,
-    FIELDS,
-    FOREIGN,
-    FOREIGN_PREFIXES,
-    NESTED,
-    REQUIRED,
-    Family,
-    Field,
-)
+from profiles.families import FAMILIES, NESTED
+from profiles.family import FIELDS, FOREIGN, FOREIGN_PREFIXES, REQUIRED, Family, Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from profiles.yamlfile import Document, Mark, Place
 
-__all__ = ["Config", "has_experts"]
+__all__ = ["WINDOWED", "Config", "has_experts"]
+
+WINDOWED: Final = ("sliding_attention", "chunked_attention")
 
 
 def has_experts(family: Family, values: Mapping[str, Any], index: int) -> bool:
@@ -62,6 +56,7 @@ class Config:
             if isinstance(outer.get("tie_word_embeddings"), bool) and place[-1] == "text_config":
                 self._data["tie_word_embeddings"] = outer["tie_word_embeddings"]
         self.model_type = ""
+        self._family = Family()
         self.problems: list[tuple[Mark, Problem]] = []
 
     @property
@@ -76,8 +71,9 @@ class Config:
         known = sorted(FAMILIES, key=lambda name: (-_likeness(str(given), name), name))
         if isinstance(given, str) and given in FAMILIES:
             self.model_type = given
-            self._refuse_foreign()
-            return FAMILIES[given]
+            self._refuse_foreign(FAMILIES[given].beside)
+            self._family = self._variant(FAMILIES[given])
+            return self._family
         expected = "one of " + ", ".join(known)
         if isinstance(given, str):
             message = f"the family {given!r} is not understood"
@@ -91,6 +87,26 @@ class Config:
         self._document.raise_problems(self.problems)
         raise AssertionError
 
+    def _variant(self, family: Family) -> Family:
+        """The entry that is true of this config, of a family whose classes differ by a key."""
+        for (key, value), own in family.variants.items():
+            if self._get(key) == value:
+                return self._variant(own)
+        return family
+
+    def _get(self, key: str) -> Any:
+        """The value of a key or of a path with dots; None where it is absent."""
+        value: Any = self._data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def _stands(self, key: str) -> bool:
+        """Whether a key or a path with dots is in the file."""
+        outer, _, last = key.rpartition(".")
+        inside = self._get(outer) if outer else self._data
+        return isinstance(inside, dict) and last in inside
+
     def _what_is_missing(self) -> str:
         """What an unknown config lacks, or that only its family's rules are unknown."""
         needed = ("hidden", "num_layers", "heads", "ffn_hidden", "vocab")
@@ -103,13 +119,15 @@ class Config:
             return "also not in it: " + ", ".join(absent)
         return "missing: its norms, biases and class defaults, an entry in profiles/families.py"
 
-    def _refuse_foreign(self) -> None:
-        """Keys that say that the layers are not plain decoder blocks."""
+    def _refuse_foreign(self, beside: tuple[str, ...] = ()) -> None:
+        """Keys that say that the layers are not plain decoder blocks, but for those ``beside``."""
         for key, value in self._data.items():
+            if key in beside or _says_no(value):
+                continue
             kind = FOREIGN.get(key) or next(
                 (text for start, text in FOREIGN_PREFIXES.items() if key.startswith(start)), None
             )
-            if kind and value not in (None, False, 0, "") and value not in ([], {}):
+            if kind:
                 self._report(key, f"{key} says that it has {kind}", "a plain decoder")
 
     def values(self, family: Family) -> dict[str, Any]:
@@ -139,11 +157,11 @@ class Config:
                     self._report(key, message, "a model_type that fits the file")
 
     def _field(self, name: str, field: Field, family: Family) -> Any:
-        keys = family.keys.get(name, field.keys)
+        keys = self._keys(name)
         default = family.defaults.get(name, field.default)
         if name == "ffn_hidden" and family.experts:
             default = family.defaults.get(name)  # needed only where a layer is dense
-        present = [key for key in keys if key in self._data]
+        present = [key for key in keys if self._stands(key)]
         if not present:
             if default is REQUIRED:
                 hint = self._misspelt(keys)
@@ -151,14 +169,14 @@ class Config:
                 return None
             return default
         key = present[0]
-        value = self._data[key]
+        value = self._get(key)
         if value is None:
             meaning = default if field.null is REQUIRED else field.null
             if meaning is REQUIRED:
                 self._report(key, f"{key} is null", _EXPECTED[field.kind])
                 return None
             return meaning
-        other = next((k for k in present[1:] if self._data[k] not in (None, value)), None)
+        other = next((k for k in present[1:] if self._get(k) not in (None, value)), None)
         if other is not None and field.default is REQUIRED:
             self._report(other, f"{other} differs from {key}", f"{value}")
         return value if self._is_right(key, value, field) else None
@@ -177,7 +195,7 @@ class Config:
         else:
             right = isinstance(value, list) and all(type(e) is int and e >= 0 for e in value)
         if not right:
-            got = self._document.got((*self._place, key), value)
+            got = self._document.got((*self._place, *key.split(".")), value)
             self._report(key, f"{key} is {got}", expected)
         return right
 
@@ -191,21 +209,25 @@ class Config:
 
     def check(self, family: Family, values: Mapping[str, Any]) -> None:
         """How the fields fit together, as far as they were read."""
-        for keys, wanted in family.must.items():
-            self._check_says(keys, wanted)
+        for key, wanted in family.must.items():
+            self._check_says(key, wanted)
         hidden, heads, kv_heads = values["hidden"], values["heads"], values["kv_heads"]
         if hidden and heads and not values["head_dim"] and not family.latent and hidden % heads:
             message = f"hidden size {hidden} over {heads} heads"
             self._report(self._key("heads"), message, "heads that divide it, or head_dim")
         if heads and kv_heads and heads % kv_heads and not family.latent:
-            origin = "" if "num_key_value_heads" in self._data else " (the class default)"
+            key = self._key("kv_heads")
+            origin = "" if key else " (the class default)"
             message = f"{heads} heads over {kv_heads} key/value heads{origin}"
-            self._report(self._key("kv_heads"), message, "key/value heads that divide the heads")
+            self._report(key, message, "key/value heads that divide the heads")
+        if hidden and values["embedding_width"] not in (None, hidden):
+            message = "an embedding of another width than the blocks is not understood"
+            self._report(self._key("embedding_width"), message, str(hidden))
         if family.latent and values["qkv_bias"]:
             message = "attention_bias with latent attention is not understood"
             self._report("attention_bias", message, "false")
         kinds = values["layer_types"] or ()
-        for kind in sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        for kind in sorted(set(kinds) - {"full_attention", *WINDOWED}):
             message = f"layer_types has {kind}"
             self._report("layer_types", message, "full_attention or sliding_attention")
         if kinds and values["num_layers"] and len(kinds) != values["num_layers"]:
@@ -214,14 +236,11 @@ class Config:
         if family.experts:
             self._check_experts(family, values)
 
-    def _check_says(self, keys: tuple[str, ...], wanted: object) -> None:
-        said: Any = self._data
-        for key in keys:
-            said = said.get(key) if isinstance(said, dict) else None
-        if said != wanted:
-            shown = "true" if wanted is True else str(wanted)
-            message = f"{'.'.join(keys)} is not {shown}: that variant is not understood"
-            self._report(keys[0] if keys[0] in self._data else "", message, shown)
+    def _check_says(self, key: str, wanted: tuple[object, ...]) -> None:
+        if self._get(key) not in wanted:
+            shown = str(wanted[0]).lower() if isinstance(wanted[0], bool) else str(wanted[0])
+            message = f"{key} is not {shown}: that variant is not understood"
+            self._report(key if self._stands(key) else "", message, shown)
 
     def _check_experts(self, family: Family, values: Mapping[str, Any]) -> None:
         experts, top_k, layers = values["num_experts"], values["top_k"], values["num_layers"]
@@ -236,18 +255,22 @@ class Config:
             self._report("mlp_only_layers", message, f"layers 0 to {layers - 1}")
         dense = any(not has_experts(family, values, index) for index in range(layers))
         if dense and values["ffn_hidden"] is None and not self._has("ffn_hidden"):
-            keys = FIELDS["ffn_hidden"].keys
+            keys = self._keys("ffn_hidden")
             message = f"{keys[0]} is missing, and some layers are dense"
             self._report("", message, " or ".join(keys))
 
     def _has(self, name: str) -> bool:
-        return any(self._data.get(key) is not None for key in FIELDS[name].keys)
+        return any(self._get(key) is not None for key in self._keys(name))
 
     def _key(self, name: str) -> str:
-        return next((key for key in FIELDS[name].keys if key in self._data), "")
+        """The key that a field goes by in this config, empty if it is not there."""
+        return next((key for key in self._keys(name) if self._stands(key)), "")
+
+    def _keys(self, name: str) -> tuple[str, ...]:
+        return self._family.keys.get(name, FIELDS[name].keys)
 
     def _report(self, key: str, message: str, expected: str = "", hint: str = "") -> None:
-        place = (*self._place, key) if key else self._place
+        place = (*self._place, *key.split(".")) if key else self._place
         problem = Problem(
             where=self._document.where(place), message=message, expected=expected, hint=hint
         )
@@ -261,6 +284,15 @@ _EXPECTED: Final = {
     "indices": "a list of layer numbers",
     "names": "a list of names, one a layer",
 }
+
+
+def _says_no(value: object) -> bool:
+    """Whether a key's value means that the model does not have that part. In a list that says it
+    layer by layer 1 is plain attention.
+    """
+    if isinstance(value, list):
+        return all(each == 1 for each in value)
+    return value in (None, False, 0, "") or value == {}
 
 
 def _likeness(given: str, name: str) -> float:

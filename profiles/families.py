@@ -1,136 +1,19 @@
 """The families of Hugging Face models that are understood, each one entry of a table.
 
-An entry says only how a family differs from the plain decoder (RMSNorm before each sublayer,
-rotary embedding, gated feed-forward, untied head): what its ``config.json`` calls a field, what
-the class behind it assumes when the field is absent, and which parts its blocks have. Class
-defaults are those of the transformers library.
+An entry says only how a family differs from the plain decoder: what its ``config.json`` calls a
+field, what the class behind it assumes when the field is absent, and which parts its blocks have.
+Class defaults are those of the transformers library.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import replace
+from typing import Final
 
+from profiles.family import Family
 from profiles.layers import Norm, QKNorm
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "FAMILIES",
-    "FIELDS",
-    "FOREIGN",
-    "FOREIGN_PREFIXES",
-    "NESTED",
-    "REQUIRED",
-    "Family",
-    "Field",
-]
-
-
-class _Required:
-    """Marks a field without which nothing is known."""
-
-
-REQUIRED: Final = _Required()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """One fact of a model: the keys it goes by, its type and bound, and what absence means.
-
-    ``null``: what an explicit null means, where that is not what absence means.
-    """
-
-    keys: tuple[str, ...] = ()
-    kind: Literal["size", "count", "flag", "indices", "names"] = "size"
-    maximum: int = 10_000_000
-    default: object = REQUIRED
-    null: object = REQUIRED
-    group: Literal["all", "latent", "experts"] = "all"
-
-
-FIELDS: Final[dict[str, Field]] = {
-    "hidden": Field(keys=("hidden_size", "n_embd", "d_model"), maximum=1_000_000),
-    "num_layers": Field(
-        keys=("num_hidden_layers", "n_layer", "n_layers", "num_layers"), maximum=10_000
-    ),
-    "heads": Field(keys=("num_attention_heads", "n_head", "n_heads", "num_heads"), maximum=65_536),
-    "kv_heads": Field(
-        keys=("num_key_value_heads", "num_kv_heads"), maximum=65_536, default=None, null=None
-    ),
-    "head_dim": Field(keys=("head_dim",), maximum=65_536, default=None, null=None),
-    "ffn_hidden": Field(keys=("intermediate_size", "n_inner", "ffn_hidden_size")),
-    "expansion": Field(keys=("expansion_ratio",), maximum=1_000, default=4, null=4),
-    "vocab": Field(keys=("vocab_size",), maximum=100_000_000),
-    "max_seq_len": Field(
-        keys=("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx"),
-        maximum=10**9,
-        default=None,
-        null=None,
-    ),
-    "tied": Field(keys=("tie_word_embeddings",), kind="flag", default=False),
-    "qkv_bias": Field(kind="flag", default=False),
-    "output_bias": Field(kind="flag", default=False),
-    "ffn_bias": Field(kind="flag", default=False),
-    "use_qk_norm": Field(kind="flag", default=True),
-    "parallel": Field(kind="flag", default=False),
-    "window": Field(maximum=10**9, default=None, null=None),
-    "use_window": Field(kind="flag", default=True),
-    "window_from": Field(kind="count", default=0),
-    "full_every": Field(maximum=10_000, default=None, null=None),
-    "layer_types": Field(keys=("layer_types",), kind="names", default=()),
-    "mtp_layers": Field(keys=("num_nextn_predict_layers",), kind="count", maximum=1_000, default=0),
-    "query_rank": Field(keys=("q_lora_rank",), default=1536, null=None, group="latent"),
-    "kv_rank": Field(keys=("kv_lora_rank",), group="latent"),
-    "rope_dim": Field(keys=("qk_rope_head_dim",), group="latent"),
-    "nope_dim": Field(keys=("qk_nope_head_dim",), group="latent"),
-    "value_head_dim": Field(keys=("v_head_dim",), group="latent"),
-    "num_experts": Field(
-        keys=("num_experts", "num_local_experts", "n_routed_experts"),
-        maximum=100_000,
-        group="experts",
-    ),
-    "top_k": Field(keys=("num_experts_per_tok",), maximum=100_000, group="experts"),
-    "expert_hidden": Field(keys=("moe_intermediate_size",), group="experts"),
-    "num_shared": Field(kind="count", maximum=10_000, default=0, group="experts"),
-    "shared_hidden": Field(kind="count", default=0, group="experts"),
-    "first_dense": Field(kind="count", default=0, group="experts"),
-    "expert_step": Field(default=1, maximum=10_000, group="experts"),
-    "dense_layers": Field(kind="indices", default=(), group="experts"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How a family differs from the plain decoder.
-
-    ``keys`` and ``defaults`` replace those of ``FIELDS``; ``defaults`` are what the family's
-    class assumes. ``num_norms`` as in ``Block``. ``position``: how the order of tokens is told.
-    ``must``: what a config has to say, key by key, for the entry to be true of it.
-    ``expert_offset``: layer i has experts where (i + offset) is a multiple of
-    the step.
-    """
-
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    must: Mapping[tuple[str, ...], object] = field(default_factory=dict)
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    norm: Norm = Norm.RMS
-    gated: bool = True
-    qk_norm: QKNorm = QKNorm.NONE
-    num_norms: int = 2
-    position: Literal["rotary", "learned", "alibi"] = "rotary"
-    embedding_norm: bool = False
-    head_bias: bool = False
-    sinks: bool = False
-    router_bias: bool = False
-    dropout: bool = False
-    latent: bool = False
-    experts: bool = False
-    expert_offset: int = 0
-    correction_bias: bool = False
-    shared_gate: bool = False
-
+__all__ = ["FAMILIES", "NESTED"]
 
 _WINDOW: Final = {"window": ("sliding_window",)}
 _QWEN_WINDOW: Final = _WINDOW | {
@@ -150,6 +33,14 @@ _DEEPSEEK: Final = {
     "first_dense": ("first_k_dense_replace",),
     "expert_step": ("moe_layer_freq",),
 }
+
+_FALCON: Final = {
+    "kv_heads": ("num_kv_heads",),
+    "ffn_hidden": ("ffn_hidden_size",),
+    **dict.fromkeys(("qkv_bias", "output_bias", "ffn_bias"), ("bias",)),
+}
+_FALCON_DEFAULTS: Final = {"ffn_hidden": None, "tied": True, "parallel": True}
+_NEW_FALCON: Final = Family(keys=_FALCON, defaults=_FALCON_DEFAULTS, norm=Norm.LAYER, gated=False)
 
 FAMILIES: Final[dict[str, Family]] = {
     "gpt2": Family(
@@ -193,20 +84,170 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "mpt": Family(
         keys={"max_seq_len": ("max_seq_len",)},
-        must={("attn_config", "alibi"): True, ("no_bias",): True},
+        must={"attn_config.alibi": (True,), "no_bias": (True,)},
         defaults={"ffn_hidden": None, "tied": True},
         norm=Norm.LAYER_NO_BIAS,
         gated=False,
         position="alibi",
     ),
     "phi3": Family(keys=_WINDOW),
+    "gemma3_text": Family(
+        keys=_WINDOW | _ATTENTION_BIAS | {"full_every": ("sliding_window_pattern",)},
+        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096, "full_every": 6}
+        | {"vocab": 262_208},
+        qk_norm=QKNorm.PER_HEAD,
+        num_norms=4,
+    ),
+    "llama4_text": Family(
+        keys=_ATTENTION_BIAS
+        | {
+            "window": ("attention_chunk_size",),
+            "expert_hidden": ("intermediate_size",),
+            "shared_hidden": ("intermediate_size",),
+            "ffn_hidden": ("intermediate_size_mlp",),
+            "expert_step": ("interleave_moe_layer_step",),
+        },
+        defaults={"window": 8192, "full_every": 4, "head_dim": 128},
+        experts=True,
+        expert_offset=1,
+    ),
+    "phi": Family(
+        must={"qk_layernorm": (False, None)},
+        defaults=_ALL_BIASES | {"parallel": True},
+        norm=Norm.LAYER,
+        num_norms=1,
+        gated=False,
+        head_bias=True,
+    ),
+    "phimoe": Family(
+        keys=_WINDOW | _ATTENTION_BIAS | {"expert_hidden": ("intermediate_size",)},
+        must={"lm_head_bias": (True,)},
+        defaults={"kv_heads": 8},
+        norm=Norm.LAYER,
+        head_bias=True,
+        experts=True,
+    ),
+    "opt": Family(
+        keys={"ffn_hidden": ("ffn_dim",)},
+        must={"do_layer_norm_before": (True, None), "enable_bias": (True, None)},
+        defaults=_ALL_BIASES | {"max_seq_len": 2048, "tied": True},
+        norm=Norm.LAYER,
+        gated=False,
+        position="learned",
+        spare_positions=2,
+        dropout=True,
+    ),
+    "falcon": Family(
+        keys=_FALCON | {"kv_heads": (), "multi_query": ("multi_query",)},
+        must={"parallel_attn": (True, None), "alibi": (False, None)},
+        defaults=_FALCON_DEFAULTS | {"multi_query": True},
+        norm=Norm.LAYER,
+        gated=False,
+        num_norms=1,
+        variants={
+            ("new_decoder_architecture", True): replace(
+                _NEW_FALCON,
+                variants={("num_ln_in_parallel_attn", 1): replace(_NEW_FALCON, num_norms=1)},
+            )
+        },
+    ),
+    "gpt_bigcode": Family(
+        keys={"multi_query": ("multi_query",)},
+        defaults=_ALL_BIASES
+        | {"ffn_hidden": None, "max_seq_len": 1024, "tied": True, "multi_query": True},
+        norm=Norm.LAYER,
+        gated=False,
+        position="learned",
+        dropout=True,
+    ),
+    "starcoder2": Family(
+        keys=_WINDOW | dict.fromkeys(("qkv_bias", "output_bias", "ffn_bias"), ("use_bias",)),
+        defaults=_ALL_BIASES | {"kv_heads": 2, "tied": True},
+        norm=Norm.LAYER,
+        gated=False,
+    ),
+    "dbrx": Family(
+        keys={
+            "kv_heads": ("attn_config.kv_n_heads",),
+            "num_experts": ("ffn_config.moe_num_experts",),
+            "top_k": ("ffn_config.moe_top_k",),
+            "expert_hidden": ("ffn_config.ffn_hidden_size",),
+            "max_seq_len": ("max_seq_len",),
+        },
+        norm=Norm.LAYER_NO_BIAS,
+        experts=True,
+    ),
+    "cohere": Family(
+        keys=_ATTENTION_BIAS | {"use_qk_norm": ("use_qk_norm",)},
+        defaults={"tied": True, "use_qk_norm": False, "parallel": True},
+        norm=Norm.LAYER_NO_BIAS,
+        num_norms=1,
+        qk_norm=QKNorm.FULL,
+    ),
+    "cohere2": Family(
+        keys=_WINDOW | _ATTENTION_BIAS | {"full_every": ("sliding_window_pattern",)},
+        defaults={"tied": True, "parallel": True, "window": 4096, "full_every": 4},
+        norm=Norm.LAYER_NO_BIAS,
+        num_norms=1,
+    ),
+    "granite": Family(keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}),
+    "nemotron": Family(
+        keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}, norm=Norm.LAYER, gated=False
+    ),
+    "internlm2": Family(
+        keys={"qkv_bias": ("bias",), "output_bias": ("bias",)},
+        defaults={"qkv_bias": True, "output_bias": True},
+    ),
+    "stablelm": Family(
+        keys={"qkv_bias": ("use_qkv_bias",)},
+        must={"use_parallel_residual": (False, None), "qk_layernorm": (False, None)},
+        norm=Norm.LAYER,
+    ),
+    "gemma": Family(keys=_ATTENTION_BIAS, defaults={"head_dim": 256, "tied": True}),
+    "gemma2": Family(
+        keys=_WINDOW | _ATTENTION_BIAS,
+        defaults={"head_dim": 256, "kv_heads": 4, "tied": True, "window": 4096, "full_every": 2},
+        num_norms=4,
+    ),
+    "gpt_oss": Family(
+        keys=_WINDOW
+        | _ATTENTION_BIAS
+        | {
+            "expert_hidden": ("intermediate_size",),
+            "top_k": ("num_experts_per_tok", "experts_per_token"),
+        },
+        defaults=_ALL_BIASES | {"kv_heads": 8, "head_dim": 64, "window": 128, "full_every": 2},
+        sinks=True,
+        experts=True,
+        router_bias=True,
+    ),
+    "olmo": Family(keys=_ATTENTION_BIAS, norm=Norm.LAYER_NO_WEIGHT),
     "olmo2": Family(keys=_ATTENTION_BIAS, qk_norm=QKNorm.FULL),
+    "olmo3": Family(
+        keys=_WINDOW | _ATTENTION_BIAS,
+        defaults={"window": 4096, "full_every": 4},
+        qk_norm=QKNorm.FULL,
+    ),
+    "olmoe": Family(
+        keys=_ATTENTION_BIAS | {"expert_hidden": ("intermediate_size",)},
+        qk_norm=QKNorm.FULL,
+        experts=True,
+    ),
     "llama": Family(keys=_ATTENTION_BIAS | {"ffn_bias": ("mlp_bias",)}),
     "mistral": Family(keys=_WINDOW, defaults={"kv_heads": 8, "window": 4096}),
     "mixtral": Family(
         keys=_WINDOW | {"expert_hidden": ("intermediate_size",)},
         defaults={"kv_heads": 8},
         experts=True,
+    ),
+    "qwen": Family(
+        keys={
+            "head_dim": ("kv_channels",),
+            "max_seq_len": ("max_position_embeddings", "seq_length"),
+        },
+        must={"no_bias": (True, None)},
+        defaults={"qkv_bias": True},
+        ffn_parts=2,
     ),
     "qwen2": Family(keys=_QWEN_WINDOW, defaults=_QWEN_WINDOW_DEFAULTS | {"qkv_bias": True}),
     "qwen2_moe": Family(
@@ -230,6 +271,14 @@ FAMILIES: Final[dict[str, Family]] = {
         experts=True,
         expert_offset=1,
     ),
+    "glm": Family(
+        keys={"qkv_bias": ("attention_bias",)}, defaults={"head_dim": 128, "kv_heads": 2}
+    ),
+    "glm4": Family(
+        keys={"qkv_bias": ("attention_bias",)},
+        defaults={"head_dim": 128, "kv_heads": 2},
+        num_norms=4,
+    ),
     "glm4_moe": Family(
         keys=_DEEPSEEK | {"use_qk_norm": ("use_qk_norm",)},
         defaults={"head_dim": 128, "kv_heads": 8, "use_qk_norm": False, "first_dense": 1}
@@ -238,6 +287,20 @@ FAMILIES: Final[dict[str, Family]] = {
         experts=True,
         correction_bias=True,
     ),
+    "minimax_m2": Family(
+        keys={
+            "expert_hidden": ("intermediate_size",),
+            "shared_hidden": ("shared_intermediate_size",),
+            "mtp_layers": ("num_mtp_modules",),
+            "use_qk_norm": ("use_qk_norm",),
+        },
+        must={"use_routing_bias": (True, None)},
+        defaults={"kv_heads": 8, "head_dim": 128},
+        qk_norm=QKNorm.FULL,
+        experts=True,
+        correction_bias=True,
+    ),
+    "deepseek": Family(keys=_DEEPSEEK, experts=True),
     "deepseek_v2": Family(keys=_DEEPSEEK, latent=True, experts=True),
     "deepseek_v3": Family(
         keys=_DEEPSEEK,
@@ -248,45 +311,20 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
 }
 
+FAMILIES["qwen2_vl"] = replace(FAMILIES["qwen2"], beside=("vision_config",))
+FAMILIES["qwen2_5_vl"] = FAMILIES["qwen2_vl"]
+FAMILIES["qwen2_vl_text"] = FAMILIES["qwen2_5_vl_text"] = FAMILIES["qwen2"]
 FAMILIES["qwen3_vl_text"] = FAMILIES["qwen3"]
 FAMILIES["qwen3_vl_moe_text"] = FAMILIES["qwen3_moe"]
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 
 # Models whose language part stands under ``text_config``; their towers are left out.
-NESTED: Final = ("qwen3_vl", "qwen3_vl_moe")
-
-# Keys of models that look like a decoder and are not; a null, false or empty value is harmless.
-FOREIGN: Final[dict[str, str]] = {
-    "ssm_cfg": "state-space layers",
-    "d_state": "state-space layers",
-    "d_conv": "state-space layers",
-    "state_size": "state-space layers",
-    "conv_kernel": "state-space layers",
-    "time_step_rank": "state-space layers",
-    "hybrid_override_pattern": "layers of different kinds",
-    "layers_block_type": "layers of different kinds",
-    "block_types": "layers of different kinds",
-    "block_configs": "blocks that differ in shape",
-    "attn_layer_period": "layers without attention",
-    "attn_layer_indices": "layers without attention",
-    "full_attention_interval": "linear attention in most layers",
-    "is_encoder_decoder": "an encoder and a decoder",
-    "num_decoder_layers": "an encoder and a decoder",
-    "encoder_layers": "an encoder",
-    "add_cross_attention": "cross-attention",
-    "pruned_heads": "layers with heads removed",
-    "text_config": "a language model inside another",
-    "vision_config": "a vision tower",
-    "audio_config": "an audio tower",
-    "thinker_config": "a language model inside another",
-}
-FOREIGN_PREFIXES: Final[dict[str, str]] = {
-    "mamba_": "state-space layers",
-    "ssm_": "state-space layers",
-    "rwkv": "recurrent layers",
-    "linear_num_": "linear attention",
-    "linear_key_": "linear attention",
-    "linear_value_": "linear attention",
-    "linear_conv_": "linear attention",
-    "index_": "sparse attention chosen by an indexer",
-}
+NESTED: Final = (
+    "gemma3",
+    "llama4",
+    "mistral3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+)

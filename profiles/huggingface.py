@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles import jsonfile
-from profiles.configfields import Config, has_experts
+from profiles.configfields import WINDOWED, Config, has_experts
 from profiles.layers import (
     Attention,
     Block,
@@ -29,7 +29,7 @@ from profiles.sanity import refuse_absurd
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from profiles.families import Family
+    from profiles.family import Family
     from profiles.yamlfile import Document, Place
 
 __all__ = ["load_config", "model_from_config"]
@@ -63,7 +63,9 @@ def model_from_config(document: Document, *, name: str, place: Place = ()) -> Mo
     embedding = Embedding(
         vocab=values["vocab"],
         hidden=values["hidden"],
-        positions=values["max_seq_len"] if family.position == "learned" else 0,
+        positions=(
+            values["max_seq_len"] + family.spare_positions if family.position == "learned" else 0
+        ),
         norm=family.norm if family.embedding_norm else Norm.NONE,
         dropout=family.dropout,
     )
@@ -94,7 +96,7 @@ def _block(family: Family, values: Mapping[str, Any], index: int) -> Block:
             _experts(family, values)
             if has_experts(family, values, index)
             else FeedForward(
-                ffn_hidden=values["ffn_hidden"] or values["expansion"] * values["hidden"],
+                ffn_hidden=_ffn_hidden(family, values),
                 gated=family.gated,
                 bias=values["ffn_bias"],
             )
@@ -104,6 +106,11 @@ def _block(family: Family, values: Mapping[str, Any], index: int) -> Block:
         parallel=values["parallel"],
         dropout=family.dropout,
     )
+
+
+def _ffn_hidden(family: Family, values: Mapping[str, Any]) -> int:
+    width: int = values["ffn_hidden"] or values["expansion"] * values["hidden"]
+    return width // family.ffn_parts
 
 
 def _attention(family: Family, values: Mapping[str, Any], index: int) -> Attention:
@@ -122,7 +129,7 @@ def _attention(family: Family, values: Mapping[str, Any], index: int) -> Attenti
         value_head_dim = values["value_head_dim"]
     return Attention(
         heads=heads,
-        kv_heads=heads if family.latent else values["kv_heads"] or heads,
+        kv_heads=_kv_heads(family, values),
         head_dim=head_dim,
         value_head_dim=value_head_dim,
         qkv_bias=values["qkv_bias"],
@@ -133,6 +140,13 @@ def _attention(family: Family, values: Mapping[str, Any], index: int) -> Attenti
         rope=family.position == "rotary",
         sinks=family.sinks,
     )
+
+
+def _kv_heads(family: Family, values: Mapping[str, Any]) -> int:
+    if values["multi_query"]:
+        return 1
+    heads: int = values["heads"]
+    return heads if family.latent else values["kv_heads"] or heads
 
 
 def _experts(family: Family, values: Mapping[str, Any]) -> ExpertFeedForward:
@@ -154,7 +168,7 @@ def _has_window(values: Mapping[str, Any], index: int) -> bool:
     if not values["use_window"]:
         return False
     if values["layer_types"]:
-        return bool(values["layer_types"][index] == "sliding_attention")
+        return values["layer_types"][index] in WINDOWED
     if values["full_every"]:
         return bool((index + 1) % values["full_every"])
     return index >= int(values["window_from"])

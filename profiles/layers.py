@@ -58,17 +58,18 @@ class Parameter:
 
 
 class Norm(StrEnum):
-    """Kind of normalisation; RMSNorm has a weight only, LayerNorm a weight and a bias."""
+    """Kind of normalisation; RMSNorm has a weight only, LayerNorm a weight and a bias, or less."""
 
     RMS = "rms"
     LAYER = "layer"
     LAYER_NO_BIAS = "layer-no-bias"
+    LAYER_NO_WEIGHT = "layer-no-weight"
     NONE = "none"
 
     @property
     def vectors(self) -> int:
         """Learned vectors of one norm."""
-        return {Norm.RMS: 1, Norm.LAYER: 2, Norm.LAYER_NO_BIAS: 1, Norm.NONE: 0}[self]
+        return {Norm.RMS: 1, Norm.LAYER: 2, Norm.LAYER_NO_BIAS: 1}.get(self, 0)
 
 
 class QKNorm(StrEnum):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from planner import brute, closed_form, dp
-from planner.counts import best_counts, undominated
+from planner.counts import Choices, Option, best_counts
 from planner.exhaust import num_layouts
 from planner.problem import SearchProblem
 
@@ -110,8 +110,12 @@ def test_more_memory_never_gives_a_slower_assignment():
             assert loose.objective_ns <= tight.objective_ns
 
 
+def choices(*options: tuple[int, int]) -> Choices:
+    return Choices(Option(time, memory, j) for j, (time, memory) in enumerate(options))
+
+
 def test_counts_cost_the_same_work_for_a_thousand_layers_as_for_ten():
-    options = undominated([(10, 100, 0), (13, 60, 1), (17, 10, 2), (18, 9, 3)])
+    options = choices((10, 100), (13, 60), (17, 10), (18, 9))
     small, large = best_counts(options, 10, 705), best_counts(options, 1000, 70_505)
     assert small is not None
     assert large is not None
@@ -121,7 +125,7 @@ def test_counts_cost_the_same_work_for_a_thousand_layers_as_for_ten():
 
 def test_best_counts_beats_every_pair_where_three_strategies_fit_better():
     # one fast, two middle, two small fill 39 exactly; the best pair takes 37
-    options = [(1, 13, 0), (8, 8, 1), (9, 5, 2)]
+    options = choices((1, 13), (8, 8), (9, 5))
     assert best_counts(options, 5, 39) == (35, ((0, 1), (1, 2), (2, 2)))
 
 
