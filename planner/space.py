@@ -37,6 +37,7 @@ WEIGHTS_SHARDED = 3
 
 # What --fix, --max and --exclude may name.
 CHOICES = (
+    "gpus",
     "tp",
     "cp",
     "ep",
@@ -158,6 +159,9 @@ class SearchSpace:
         self.training = training
         self.rules: LauncherRules = LAUNCHERS[launcher]
         self.restrictions = restrictions or Restrictions()
+        self.num_gpus = min(
+            cluster.num_gpus, self.restrictions.at_most.get("gpus", cluster.num_gpus)
+        )
         self.refused: Counter[str] = Counter()
         self._blocks = [run.layer for run in model.runs if isinstance(run.layer, Block)]
         self._experts = [
@@ -191,7 +195,7 @@ class SearchSpace:
 
     def tp_degrees(self) -> list[int]:
         """Degrees that divide heads, key/value heads and widths, inside a node."""
-        limit = self.cluster.num_gpus
+        limit = self.num_gpus
         if not self.restrictions.tp_across_nodes:
             limit = min(limit, self.cluster.gpus_per_node)
         return [tp for tp in range(1, limit + 1) if self._allows_tp(tp)]
@@ -234,7 +238,7 @@ class SearchSpace:
         """Degrees that cut each sequence into 2 cp equal pieces (for causal balance)."""
         if not self._blocks or not self.rules.context:
             return [1] if self.restrictions.allows("cp", 1) else []
-        seq, limit = self.training.seq_len, min(LARGEST_CP, self.cluster.num_gpus)
+        seq, limit = self.training.seq_len, min(LARGEST_CP, self.num_gpus)
         return [
             cp
             for cp in range(1, limit + 1)
@@ -246,7 +250,7 @@ class SearchSpace:
 
     def pp_degrees(self, ranks: int) -> list[int]:
         """Stages: at most one per block, and within the cluster."""
-        most = min(max(1, self.model.num_blocks), self.cluster.num_gpus // ranks)
+        most = min(max(1, self.model.num_blocks), self.num_gpus // ranks)
         if not self.rules.pipeline:
             most = min(most, 1)
         return [
@@ -259,9 +263,15 @@ class SearchSpace:
     def _batches(self, ranks: int) -> Iterator[tuple[int, int]]:
         """(dp, micro-batch): the most replicas with which the global batch divides."""
         batch = self.training.global_batch
-        room = min(self.cluster.num_gpus // ranks, batch)
-        allowed = (n for n in range(room, 0, -1) if self.restrictions.allows("dp", n))
-        dp = next((n for n in allowed if batch % n == 0), None)
+        allows, room = self.restrictions.allows, min(self.num_gpus // ranks, batch)
+        dp = next(
+            (
+                n
+                for n in range(room, 0, -1)
+                if batch % n == 0 and allows("dp", n) and allows("gpus", n * ranks)
+            ),
+            None,
+        )
         if dp is None:
             self.refused["global batch does not divide"] += 1
             return
@@ -271,7 +281,7 @@ class SearchSpace:
         for size in sizes:
             if share % size:
                 self.refused["global batch does not divide"] += 1
-            elif self.restrictions.allows("micro_batch", size):
+            elif allows("micro_batch", size):
                 yield dp, size
 
     def _expert_degrees(self, tp: int, replicas: int) -> Iterator[tuple[int, int]]:
