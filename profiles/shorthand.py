@@ -52,7 +52,11 @@ def is_shorthand(ref: str) -> bool:
 
 
 def cluster_from_shorthand(ref: str, *, where: str) -> ClusterSpec:
-    """The cluster. A count alone fills nodes and leaves the rest in a last, smaller one."""
+    """The cluster. A count alone fills nodes and leaves the rest in a last, smaller one.
+
+    NODESxGPUSxDEVICE counts machines. Where several share one NVLink domain, they fill domains:
+    ``18x4xgb200`` is one rack, the same as ``72xgb200``.
+    """
     form = _SHORTHAND.fullmatch(ref)
     assert form is not None
     catalog = Catalog(where)
@@ -65,23 +69,29 @@ def cluster_from_shorthand(ref: str, *, where: str) -> ClusterSpec:
             )
         )
     node = catalog.node(catalog.device_file(form[3]).default_node)
-    if len(numbers) == 1:
-        full, rest = divmod(total, node.num_gpus)
-        groups = [NodeGroup(node, full)] if full else []
-        groups += [NodeGroup(resized(node, rest), 1)] if rest else []
-        return ClusterSpec(name=ref, groups=tuple(groups))
-    num_nodes, num_gpus = numbers
-    if num_gpus > node.num_gpus:
-        raise InputError(
-            Problem(
-                where=where,
-                message=f"{ref} wants {num_gpus} GPUs a node",
-                expected=f"at most {node.num_gpus}, the size of a {node.name}",
-                hint=f"{total}x{form[3]} spreads them over nodes; a cluster YAML can describe "
-                "larger ones",
-            )
-        )
-    return ClusterSpec(name=ref, groups=(NodeGroup(resized(node, num_gpus), num_nodes),))
+    size, count = node.num_gpus, total
+    if len(numbers) > 1:
+        num_hosts, num_gpus = numbers
+        if num_gpus <= node.gpus_per_host:  # each domain of whole hosts, with some of their GPUs
+            size = num_gpus * node.num_hosts
+        elif num_gpus <= node.num_gpus:
+            size = num_gpus
+        else:
+            raise InputError(_too_many(ref, where, num_gpus, node, f"{total}x{form[3]}"))
+        count = num_hosts * num_gpus
+    full, rest = divmod(count, size)
+    groups = [NodeGroup(resized(node, size), full)] if full else []
+    groups += [NodeGroup(resized(node, rest), 1)] if rest else []
+    return ClusterSpec(name=ref, groups=tuple(groups))
+
+
+def _too_many(ref: str, where: str, num_gpus: int, node: NodeSpec, spread: str) -> Problem:
+    return Problem(
+        where=where,
+        message=f"{ref} wants {num_gpus} GPUs a node",
+        expected=f"at most {node.num_gpus}, the size of a {node.name}",
+        hint=f"{spread} spreads them over nodes; a cluster YAML can describe larger ones",
+    )
 
 
 def _count(text: str, ref: str, where: str) -> int:
