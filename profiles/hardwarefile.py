@@ -66,14 +66,28 @@ class InlineDevice(FileSchema):
     watts: float | None = Field(None, gt=0, le=100_000, description="Power limit.")
 
 
+class NvlinkFile(FileSchema):
+    """NVLink ports of a device, through switches or bridges."""
+
+    links: int = Field(ge=1, le=100, description="Ports of the device.")
+    gb_per_s_per_link: float = Field(ge=1, le=200, description="One direction.")
+
+
 class DeviceFile(InlineDevice):
-    """A device of the catalogue."""
+    """A device of the catalogue. Links serve to read topologies that only count them."""
 
     schema_version: Version
     kind: Literal["device"]
     name: Name
     aliases: list[Name] = Field([], description="Other names of this entry.")
     default_node: Name = Field(description="Node that a shorthand like 8xh100 stands for.")
+    pcie_gb_per_s: float | None = Field(
+        None, ge=1, le=500, description="Link to the host, one direction."
+    )
+    nvlink: NvlinkFile | None = None
+    pci_ids: list[Annotated[str, Field(pattern=r"^0x[0-9a-f]{4}$")]] = Field(
+        [], description="Numbers by which the PCI bus knows the device."
+    )
     sources: Sources
 
 
