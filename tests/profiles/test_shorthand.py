@@ -35,6 +35,8 @@ def groups(ref):
         ("2x36xgb200", [("gb200-nvl72[36]", 2, 36)]),
         ("16xgh200", [("gh200", 16, 1)]),
         ("2x8xmi250x", [("frontier-mi250x", 2, 8)]),
+        ("4xdgx-h100", [("dgx-h100", 4, 8)]),
+        ("2xP5.48xlarge", [("aws-p5.48xlarge", 2, 8)]),
     ],
 )
 def test_a_shorthand_is_nodes_of_the_devices_default_node(ref, expected):
@@ -70,6 +72,7 @@ def test_a_bridged_pair_is_as_fast_as_its_bridge():
         ("-8xh100", "cluster: -8 in -8xh100; expected a count from 1 to 1,000,000"),
         ("1000001xh100", "cluster: 1000001 in 1000001xh100; expected a count from 1"),
         ("1000000x8xh100", "cluster: 1000000x8xh100 has 8,000,000 GPUs; expected at most"),
+        ("1000000xdgx-h100", "cluster: 1000000xdgx-h100 has 8,000,000 GPUs; expected at most 1,0"),
         ("9" * 5000 + "xh100", "cluster: a huge number; expected a count from 1 to 1,000,000"),
         ("h100", "cluster: 'h100' is neither in the catalogue nor a file here; expected GPUSx"),
         ("8x", "cluster: '8x' is neither in the catalogue nor a file here; expected GPUSxDEVICE"),
