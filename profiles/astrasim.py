@@ -68,6 +68,7 @@ def read_astra_sim(document: Document, told: Told, name: str) -> Reading:
         "device": device.name,
         "num_gpus": size,
         "gpu_link": {"bandwidth_gb_per_s_per_gpu": rates[0], "latency_us": file.latency[0] / 1000},
+        "direct_links": file.topology[0] == "FullyConnected" and size > 1,
         "nics": nics,
     }
     num_nodes = 1

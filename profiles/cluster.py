@@ -44,8 +44,9 @@ class NodeSpec:
     """One link domain: ``num_gpus`` devices, and ``num_nics`` to the fabric.
 
     ``gpu_bytes_per_s``: per GPU to any other GPU of the node (NVLink, PCIe). ``islands``: smaller
-    groups with faster links, from the GPUs up (pairs under a bridge). ``nic_bytes_per_s``: per
-    NIC. ``num_hosts`` machines share the domain where it is a rack.
+    groups with faster links, from the GPUs up (pairs under a bridge). ``direct_links``: no switch,
+    but an equal link to each other GPU, so that a group uses only those to its own members.
+    ``nic_bytes_per_s``: per NIC. ``num_hosts`` machines share the domain where it is a rack.
     """
 
     name: str
@@ -57,6 +58,7 @@ class NodeSpec:
     nic_bytes_per_s: float
     nic_latency_s: float
     islands: tuple[Island, ...] = ()
+    direct_links: bool = False
     num_hosts: int = 1
     host_memory_bytes: int | None = None
     price_per_gpu_hour: float | None = None

@@ -137,6 +137,11 @@ class InlineNode(FileSchema):
         max_length=5,
         description="Smaller groups of GPUs with faster links, the smallest first.",
     )
+    direct_links: bool = Field(
+        False,
+        description="A link from each GPU to each other one instead of a switch: n GPUs of N use "
+        "(n-1)/(N-1) of gpu_link.",
+    )
     nics: NicsFile
     host_memory_gib: float | None = Field(
         None, gt=0, le=1_000_000, description="Memory of all hosts of the node."
@@ -150,6 +155,8 @@ class InlineNode(FileSchema):
         for small, large in pairwise(sizes):
             if small >= large or large % small:
                 raise ValueError(f"islands of {small} GPUs to be whole parts of {large}")
+        if self.direct_links and self.islands:
+            raise ValueError("either direct_links or islands")
         if self.num_gpus % self.num_hosts:
             raise ValueError(f"{self.num_hosts} hosts to share {self.num_gpus} GPUs equally")
         return self
@@ -195,6 +202,7 @@ def node_of(file: InlineNode, device: DeviceSpec) -> NodeSpec:
             )
             for island in file.islands
         ),
+        direct_links=file.direct_links,
         num_hosts=file.num_hosts,
         num_nics=file.nics.count,
         nic_bytes_per_s=file.nics.bandwidth_gb_per_s * GB,
@@ -205,18 +213,21 @@ def node_of(file: InlineNode, device: DeviceSpec) -> NodeSpec:
 
 
 def resized(node: NodeSpec, num_gpus: int) -> NodeSpec:
-    """The node with only its first ``num_gpus`` GPUs: links per GPU as they are, and its share
+    """The node with only its first ``num_gpus`` GPUs: links to them as they are, and its share
     of the NICs (at least one) and of host memory.
     """
     if num_gpus == node.num_gpus:
         return node
     within = next((island for island in node.islands if island.num_gpus >= num_gpus), None)
+    rate = within.bytes_per_s if within else node.gpu_bytes_per_s
+    if node.direct_links and num_gpus > 1:
+        rate *= (num_gpus - 1) / (node.num_gpus - 1)
     memory = node.host_memory_bytes
     return replace(
         node,
         name=f"{node.name}[{num_gpus}]",
         num_gpus=num_gpus,
-        gpu_bytes_per_s=within.bytes_per_s if within else node.gpu_bytes_per_s,
+        gpu_bytes_per_s=rate,
         gpu_latency_s=within.latency_s if within else node.gpu_latency_s,
         islands=tuple(island for island in node.islands if island.num_gpus < num_gpus),
         num_hosts=-(-num_gpus // node.gpus_per_host),

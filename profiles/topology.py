@@ -171,13 +171,33 @@ class Topology:
             first[:, 1:] = np.diff(crossing, axis=1) != 0
             crossed = crossing[first]
             load = np.bincount(crossed, minlength=len(self._capacity[depth]))
-            share = float((self._capacity[depth][crossed] / load[crossed]).min())
+            shares = self._capacity[depth][crossed] / load[crossed]
+            if depth == 0 and self._has_direct_links:
+                shares *= self._used_links(crossing)
             starts = np.flatnonzero(first.ravel())
             members = np.diff(starts, append=first.size)
             heaviest = int(members[np.argmax(members * (size - members))])
             leaves_node = depth >= self._node_depth
+            share = float(shares.min())
             levels.append(Level(spread, heaviest, share, self._latency[depth], leaves_node))
         return GroupLink(size, _joined(levels))
+
+    @cached_property
+    def _has_direct_links(self) -> bool:
+        return any(group.node.direct_links for group in self.cluster.groups)
+
+    def _used_links(self, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The part of each GPU's links that leads to members of its group: all of them through a
+        switch and for those who are alone in their node.
+        """
+        nodes = self.cluster.nodes
+        node = self._ancestors[self._node_depth][groups]
+        of_group = node + np.arange(len(groups))[:, None] * len(nodes)
+        _, where, counts = np.unique(of_group, return_inverse=True, return_counts=True)
+        members, node = counts[where.ravel()], node.ravel()
+        others = np.array([each.num_gpus - 1 for each in nodes])[node]
+        direct = np.array([each.direct_links for each in nodes])[node] & (members > 1)
+        return np.where(direct, (members - 1) / np.maximum(others, 1), 1.0)
 
     def num_levels(self, rank: int, other: int) -> int:
         """Levels of links that a message from one rank to another crosses."""

@@ -94,6 +94,8 @@ def described_node(wiring: NodeWiring, told: Told, name: str) -> Reading:
         "num_gpus": wiring.num_gpus,
         "gpu_link": _link(rate, usual.gpu_link.latency_us),
     }
+    if rate is not None and islands == wiring.num_gpus and _is_direct(wiring, device):
+        node["direct_links"] = True
     if wiring.num_hosts > 1:
         node["num_hosts"] = wiring.num_hosts
     if rate is None or islands != wiring.num_gpus:
@@ -169,6 +171,18 @@ def _nvlink_rate(wiring: NodeWiring, device: DeviceFile, size: int) -> float:
         message = f"{links} NVLinks a GPU among {size}, and {device.name} has {nvlink.links}"
         raise InputError(Problem(where=wiring.where, message=message, expected="another --device"))
     return links * nvlink.gb_per_s_per_link
+
+
+def _is_direct(wiring: NodeWiring, device: DeviceFile) -> bool:
+    """Whether every pair of GPUs has as many links of its own."""
+    pairs = {
+        links
+        for one, row in enumerate(wiring.nvlinks)
+        for two, links in enumerate(row)
+        if one != two
+    }
+    total = sum(wiring.nvlinks[0])
+    return len(pairs) == 1 and device.nvlink is not None and 0 < total <= device.nvlink.links
 
 
 def _pcie(wiring: NodeWiring, device: DeviceFile) -> float:

@@ -90,6 +90,7 @@ def _node(node: NodeSpec) -> dict[str, Any]:
         "num_hosts": node.num_hosts,
         "gpu_link_bytes_per_s": node.gpu_bytes_per_s,
         "gpu_link_latency_s": node.gpu_latency_s,
+        "direct_links": node.direct_links,
         "islands": [
             {
                 "num_gpus": island.num_gpus,

@@ -96,6 +96,8 @@ def test_links_are_timed_by_the_device(read, device, links, gb_per_s):
 def test_four_gpus_that_share_their_links_directly(read):
     cluster, _ = read(matrix(4, lambda *_: "NV4"), device="a100")
     assert cluster.groups[0].node.gpu_bytes_per_s == 3 * 4 * 25e9
+    assert cluster.groups[0].node.direct_links
+    assert not read(matrix(8, lambda *_: "NV12"), device="a100")[0].groups[0].node.direct_links
 
 
 def test_a_cube_mesh_has_six_links_a_gpu(read):
@@ -359,6 +361,7 @@ def test_one_fully_connected_dimension_sends_on_all_its_links(read):
     text = "topology: [ FullyConnected ]\nnpus_count: [ 8 ]\nbandwidth: [ 64 ]\nlatency: [ 700 ]\n"
     cluster, _ = read(text, device="mi300x")
     assert (cluster.num_gpus, cluster.groups[0].node.gpu_bytes_per_s) == (8, 7 * 64e9)
+    assert Topology(cluster).axis(((2, 1),), num_ranks=8).ring_bytes_per_s == pytest.approx(64e9)
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,27 @@ def test_a_pair_under_a_bridge_is_fast_and_two_pairs_meet_over_the_host():
     assert [level.latency_s for level in node_of_four.levels] == [1e-6, 2e-6]
 
 
+def test_gpus_with_a_link_to_each_other_one_use_those_to_their_own_group():
+    topology = Topology(load_cluster("2x8xmi300x"))
+    rates = {
+        dims: topology.axis(dims, num_ranks=16).ring_bytes_per_s / 64e9
+        for dims in (((2, 1),), ((4, 1),), ((4, 2),), ((8, 1),))
+    }
+    assert list(rates.values()) == pytest.approx([1, 3, 3, 7])
+    across = topology.axis(((2, 1), (2, 8)), num_ranks=16)
+    assert [level.bytes_per_s for level in across.levels] == pytest.approx([64e9, 100e9])
+    alone = topology.axis(((2, 8),), num_ranks=16)
+    assert [level.bytes_per_s for level in alone.levels] == pytest.approx([7 * 64e9, 50e9])
+
+
+def test_a_part_of_such_a_node_keeps_the_links_among_its_gpus():
+    node = load_cluster("1x4xmi300x").groups[0].node
+    assert node.gpu_bytes_per_s == pytest.approx(3 * 64e9)
+    pairs = Topology(load_cluster("1x4xmi300x")).axis(((2, 1),), num_ranks=4)
+    assert pairs.ring_bytes_per_s == pytest.approx(64e9)
+    assert load_cluster("1x1xmi300x").groups[0].node.gpu_bytes_per_s > 0
+
+
 @pytest.mark.parametrize("used", [5128, 5120, 4100])
 def test_any_part_of_a_cluster_of_5128_has_links(used):
     topology = Topology(load_cluster("5128xh100"))
