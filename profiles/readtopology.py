@@ -25,14 +25,14 @@ from profiles.wiring import Told, described_node
 if TYPE_CHECKING:
     from profiles.wiring import Reading
 
-__all__ = ["FORMATS", "read_topology"]
+__all__ = ["FORMATS", "read_topology", "refuse_topology"]
 
 FORMATS: Final = (
     "the output of nvidia-smi topo -m, a file of NCCL_TOPO_DUMP_FILE, Slurm's topology.conf or "
     "topology.yaml, or a network file of ASTRA-sim"
 )
 _ASTRA: Final = re.compile(r"^\s*npus_count\s*:", re.MULTILINE)
-_SLURM_YAML: Final = re.compile(r"^- *topology *:|^ +(tree|block) *:", re.MULTILINE)
+_SLURM_YAML: Final = re.compile(r"^- *topology *:", re.MULTILINE)
 
 
 def read_topology(
@@ -57,6 +57,17 @@ def read_topology(
     text = comments + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=96)
     cluster_of(yamlfile.parse(text, f"{path}, as a cluster file"), Catalog("--device"))
     return text, tuple(reading.notes)
+
+
+def refuse_topology(path: Path) -> None:
+    """Raise ``InputError`` for a file that ``read_topology`` reads, where a cluster is wanted."""
+    text = yamlfile.read_text(path)
+    forms = (_ASTRA.search(text), _SLURM_YAML.search(text), text.lstrip().startswith("<"))
+    if any(forms) or is_topo_matrix(text) or is_topology_conf(text):
+        message = "is a topology of another tool"
+        hint = f"parplan import-cluster {path} makes one of it"
+        expected = "a cluster YAML"
+        raise InputError(Problem(where=str(path), message=message, expected=expected, hint=hint))
 
 
 def _reading(text: str, path: str, told: Told, name: str) -> Reading:

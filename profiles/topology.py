@@ -1,10 +1,10 @@
 """The topology as a graph, and what any set of groups of ranks gets out of it.
 
 The graph is a tree: GPUs hang on their island, if the node has islands, islands on their node,
-nodes on the fabric. Every link's share is
-*derived*: when all groups of an axis communicate at once, the links that several of them cross
-are divided among them. NIC sharing, rank order and oversubscription all come out of this one
-rule, so no case is special.
+nodes on the fabric. Every link's share is *derived*: when all groups of an axis communicate at
+once, the links that several of them cross are divided among them. NIC sharing, rank order and
+oversubscription all come out of this one rule, so no case is special. Only where GPUs have a link
+to each other one (``direct_links``), a group uses those to its own members.
 """
 
 from __future__ import annotations

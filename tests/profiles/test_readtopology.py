@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from profiles import load_cluster, read_topology
+from profiles import load_cluster, load_model_or_cluster, read_topology
 from profiles.errors import InputError
 from profiles.hostlist import HostlistError, expanded
 from profiles.topology import Topology
@@ -382,6 +382,15 @@ def test_a_wrong_network_file_is_told_with_its_place(refused, old, new, told):
 def test_a_file_of_no_known_format_is_told_what_is_known(refused):
     for text in ("", "hello\n", "- a\n", "kind: cluster\n"):
         assert refused(text).startswith("lab.txt: is of no format that is known; expected the out")
+
+
+@pytest.mark.parametrize("text", [SWITCHED, H100, TREE, TREE_YAML, ASTRA])
+@pytest.mark.parametrize("load", [load_cluster, load_model_or_cluster])
+def test_a_topology_in_place_of_a_cluster_is_told_how_to_become_one(tmp_path, text, load):
+    path = tmp_path / "lab.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"is a topology .*parplan import-cluster {path} makes"):
+        load(str(path))
 
 
 def test_a_missing_file_is_told():
