@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from planner.plandocument import (
         plan_document,
         plan_text,
-        refuse_to_overwrite,
         save_plan,
     )
     from planner.planfile import json_schema, schema_kinds
@@ -48,7 +47,6 @@ __all__ = [
     "plan_of",
     "plan_text",
     "plan_training",
-    "refuse_to_overwrite",
     "save_plan",
     "schema_kinds",
 ]
@@ -71,7 +69,6 @@ _MODULES: Final = {
     "plan_of": "plan",
     "plan_text": "plandocument",
     "plan_training": "planning",
-    "refuse_to_overwrite": "plandocument",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
 }
