@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+import planner
+import profiles
+import reports
 from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
@@ -148,6 +151,7 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
         overrides={name: flags.get(name) for name in TRAINING},
         stack=flags["stack"],
         calibration=flags["calibration"],
+        open_ended=flags.get("smallest", False),
     )
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
@@ -204,6 +208,11 @@ def _print_json(answer: Any) -> None:
     type=click.Choice(["closed-form", "dp"]),
     help="Who gives layers their strategies; both are exact, dp takes longer.",
 )
+@click.option(
+    "--smallest",
+    is_flag=True,
+    help="On as few GPUs as it fits; the cluster may be a bare device or node.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
@@ -212,33 +221,38 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     """Find the fastest layout that fits."""
     import time  # noqa: PLC0415
 
-    from planner import plan_text, plan_training, save_plan  # noqa: PLC0415
-    from profiles import refuse_to_overwrite  # noqa: PLC0415
-    from reports import plan_answer, plan_report, progress_on_stderr, until_interrupt  # noqa: PLC0415
-
     output, form = flags["output"], flags["form"]
     if output not in (None, "-"):
-        refuse_to_overwrite(output, force=flags["force"])
+        profiles.refuse_to_overwrite(output, force=flags["force"])
     inputs, space = _asked(flags)
     started_s = time.process_time()
-    with until_interrupt() as should_stop, progress_on_stderr() as tell:
-        planned = plan_training(
-            inputs,
+    smallest = None
+    with reports.until_interrupt() as should_stop, reports.progress_on_stderr() as tell:
+        how = {
             **space,
-            runners_up=flags["top"],
-            solver=flags["solver"],
-            should_stop=should_stop,
-            on_progress=tell,
-        )
+            "runners_up": flags["top"],
+            "solver": flags["solver"],
+            "should_stop": should_stop,
+            "on_progress": tell,
+        }
+        if flags["smallest"]:
+            smallest = planner.plan_smallest(inputs, **how)
+        planned = smallest.planned if smallest else planner.plan_training(inputs, **how)
     cpu_s = time.process_time() - started_s
     if output not in (None, "-"):
-        save_plan(planned.plan, output, force=flags["force"])
+        planner.save_plan(planned.plan, output, force=flags["force"])
     if output == "-" or form == "yaml":
-        click.echo(plan_text(planned.plan), nl=False)
+        click.echo(planner.plan_text(planned.plan), nl=False)
     elif form == "json":
-        _print_json(plan_answer(planned, cpu_s=cpu_s))
+        extra = reports.smallest_answer(smallest) if smallest else {}
+        _print_json({**reports.plan_answer(planned, cpu_s=cpu_s), **extra})
     else:
-        _print(plan_report(planned))
+        _print(
+            [
+                *(reports.smallest_report(smallest) if smallest else []),
+                *reports.plan_report(planned),
+            ]
+        )
     if output not in (None, "-"):
         click.echo(f"written: {output}", err=True)
     facts = planned.plan.search

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planner.planning import Planned, plan_training
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
+    from planner.smallest import Smallest, plan_smallest
     from planner.space import Restrictions
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Plan",
     "Planned",
     "Restrictions",
+    "Smallest",
     "diff_plans",
     "explain_plan",
     "json_schema",
@@ -45,6 +47,7 @@ __all__ = [
     "parse_restrictions",
     "plan_document",
     "plan_of",
+    "plan_smallest",
     "plan_text",
     "plan_training",
     "save_plan",
@@ -58,6 +61,7 @@ _MODULES: Final = {
     "Plan": "plan",
     "Planned": "planning",
     "Restrictions": "space",
+    "Smallest": "smallest",
     "diff_plans": "plan",
     "explain_plan": "explain",
     "json_schema": "planfile",
@@ -67,6 +71,7 @@ _MODULES: Final = {
     "parse_restrictions": "restrictions",
     "plan_document": "plandocument",
     "plan_of": "plan",
+    "plan_smallest": "smallest",
     "plan_text": "plandocument",
     "plan_training": "planning",
     "save_plan": "plandocument",

@@ -24,12 +24,11 @@ from profiles.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from costmodel.estimate import Estimate, StageEstimate
     from costmodel.layout import Layout
     from planner.space import Candidate
     from profiles.training import TrainingSpec
 
-__all__ = ["explain_infeasible"]
+__all__ = ["explain_infeasible", "fits_with", "tightest_constraint"]
 
 Kept = TypeVar("Kept")
 MOST_NODES_FACTOR = 64
@@ -44,14 +43,20 @@ def explain_infeasible(
     if leanest is None:
         return _no_legal_layout(space)
     need, candidate = leanest
-    own = estimate(context, _even_layout(context, space, candidate, min_fit), min_fit=min_fit)
-    stage = max(own.stages, key=lambda each: each.memory.device_bytes)
     return InfeasibleError(
         f"{context.model.name} does not fit on {space.cluster.name} "
-        f"({space.cluster.num_gpus} GPUs of {context.cluster.least_memory_bytes / GIB:.1f} GiB)",
-        constraint=_constraint(context, candidate, own, stage, min_fit),
+        f"({space.num_gpus} GPUs of {context.cluster.least_memory_bytes / GIB:.1f} GiB)",
+        constraint=_constraint(context, space, candidate, min_fit),
         hints=tuple(_hints(context, space, min_fit, need)),
     )
+
+
+def tightest_constraint(context: CostContext, space: SearchSpace, *, min_fit: float) -> str:
+    """What keeps the leanest layout of ``space`` from fitting, in the user's words."""
+    leanest = _leanest(context, space, min_fit)
+    if leanest is None:
+        return _no_legal_layout(space).constraint
+    return _constraint(context, space, leanest[1], min_fit)
 
 
 def _leanest(
@@ -134,13 +139,11 @@ def _even_layout(
 
 
 def _constraint(
-    context: CostContext,
-    candidate: Candidate,
-    own: Estimate,
-    stage: StageEstimate,
-    min_fit: float,
+    context: CostContext, space: SearchSpace, candidate: Candidate, min_fit: float
 ) -> str:
     """The memory of the fullest stage in the user's words."""
+    own = estimate(context, _even_layout(context, space, candidate, min_fit), min_fit=min_fit)
+    stage = max(own.stages, key=lambda each: each.memory.device_bytes)
     d, memory = candidate.degrees, stage.memory
     degrees = ", ".join(
         f"{name} {value}"
@@ -165,10 +168,10 @@ def _constraint(
 def _hints(context: CostContext, space: SearchSpace, min_fit: float, need: float) -> Iterator[str]:
     """Changes that make it fit, from cheap to dear; each has been tried."""
     for hint, training in _leaner_training(context.training):
-        if _fits_with(context, space, min_fit, training=training):
+        if _fits_changed(context, space, min_fit, training=training):
             yield hint
     restrictions = space.restrictions
-    if restrictions != Restrictions() and _fits_with(
+    if restrictions != Restrictions() and _fits_changed(
         context, space, min_fit, restrictions=Restrictions()
     ):
         yield "lifting the restrictions of --fix, --max and --exclude"
@@ -197,7 +200,18 @@ def _leaner_training(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec
         yield f"--seq-len {half}", replace(training, seq_len=half)
 
 
-def _fits_with(
+def fits_with(context: CostContext, space: SearchSpace, min_fit: float) -> bool:
+    """Whether a layout of ``space`` is sure to fit: one with an even cut and the leanest
+    recomputation does.
+    """
+    bounds = CandidateBounds(context, min_fit=min_fit)
+    return any(
+        bounds.crowding(candidate) <= 1 and _need(context, candidate, min_fit) <= 1
+        for candidate in _candidates(space)
+    )
+
+
+def _fits_changed(
     context: CostContext,
     space: SearchSpace,
     min_fit: float,
@@ -206,6 +220,7 @@ def _fits_with(
     restrictions: Restrictions | None = None,
     num_nodes: int | None = None,
 ) -> bool:
+    """``fits_with`` after a change of the problem."""
     cluster = context.cluster
     if num_nodes is not None:
         *kept, last = cluster.groups
@@ -220,11 +235,7 @@ def _fits_with(
         launcher=space.rules.name,
         restrictions=restrictions or space.restrictions,
     )
-    bounds = CandidateBounds(changed, min_fit=min_fit)
-    return any(
-        bounds.crowding(candidate) <= 1 and _need(changed, candidate, min_fit) <= 1
-        for candidate in _candidates(wider)
-    )
+    return fits_with(changed, wider, min_fit)
 
 
 def _enough_nodes(
@@ -237,14 +248,14 @@ def _enough_nodes(
     enough = nodes
     while enough < most:
         enough *= 2
-        if _fits_with(context, space, min_fit, num_nodes=enough):
+        if _fits_changed(context, space, min_fit, num_nodes=enough):
             break
     else:
         return None
     low, high = enough // 2, enough
     while high - low > 1:
         middle = (low + high) // 2
-        if _fits_with(context, space, min_fit, num_nodes=middle):
+        if _fits_changed(context, space, min_fit, num_nodes=middle):
             high = middle
         else:
             low = middle

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.context import CostContext
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.errors import InputError, Problem
+from profiles.shorthand import as_many_as_needed
 from profiles.training import DEFAULT_GLOBAL_BATCH, DEFAULT_SEQ_LEN
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ def load_inputs(
     overrides: Mapping[str, Any] | None = None,
     stack: str | None = None,
     calibration: str | Path | None = None,
+    open_ended: bool = False,
 ) -> Inputs:
     """The inputs that references name. Raises ``InputError`` with the problems of all of them.
 
     ``training`` is a file, ``overrides`` win over it; without a file, sizes have defaults.
+    ``open_ended``: a cluster that is only a device or a node stands for as many as are needed.
     """
+    if open_ended:
+        cluster = as_many_as_needed(cluster)
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     if training is None:
         sizes = {"global_batch": DEFAULT_GLOBAL_BATCH, "seq_len": DEFAULT_SEQ_LEN}

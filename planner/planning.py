@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.feasibility import explain_infeasible
 from planner.plan import Plan, SearchFacts
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
-__all__ = ["InterruptedSearchError", "Planned", "plan_training"]
+__all__ = ["InterruptedSearchError", "Planned", "find_plan", "plan_training"]
 
 RUNNERS_UP: Final = 3
 
@@ -42,23 +42,38 @@ def plan_training(
     launcher: str = "any",
     restrictions: Restrictions | None = None,
     min_fit: float = 0.9,
-    runners_up: int = RUNNERS_UP,
-    solver: str = "closed-form",
-    should_stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+    **how: Any,
 ) -> Planned:
-    """The fastest layout that ``launcher`` can express and that fits with ``min_fit``.
+    """The fastest layout that ``launcher`` can express and that fits with ``min_fit``; ``how`` as
+    in ``find_plan``.
 
     Raises ``InfeasibleError`` where nothing fits, ``InterruptedSearchError`` where ``should_stop``
     came before the first layout that does.
     """
-    own = restrictions or Restrictions()
-    space = SearchSpace(
-        inputs.model, inputs.cluster, inputs.training, launcher=launcher, restrictions=own
+    planned = find_plan(
+        inputs, launcher=launcher, restrictions=restrictions, min_fit=min_fit, **how
     )
+    if planned is None:
+        space = _space(inputs, launcher, restrictions)
+        raise explain_infeasible(inputs.context, space, min_fit=min_fit)
+    return planned
+
+
+def find_plan(
+    inputs: Inputs,
+    *,
+    launcher: str = "any",
+    restrictions: Restrictions | None = None,
+    min_fit: float = 0.9,
+    runners_up: int = RUNNERS_UP,
+    solver: str = "closed-form",
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+) -> Planned | None:
+    """As ``plan_training``, but None where nothing fits."""
     result = search(
         inputs.context,
-        space,
+        _space(inputs, launcher, restrictions),
         min_fit=min_fit,
         runners_up=runners_up,
         solver=solver,
@@ -68,10 +83,17 @@ def plan_training(
     if result.best is None:
         if not result.complete:
             raise InterruptedSearchError("interrupted before a layout that fits was found")
-        raise explain_infeasible(inputs.context, space, min_fit=min_fit)
+        return None
+    own = restrictions or Restrictions()
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in result.finalists)
     return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+
+
+def _space(inputs: Inputs, launcher: str, restrictions: Restrictions | None) -> SearchSpace:
+    return SearchSpace(
+        inputs.model, inputs.cluster, inputs.training, launcher=launcher, restrictions=restrictions
+    )
 
 
 def _plan(inputs: Inputs, finalist: Finalist, launcher: str, min_fit: float) -> Plan:

@@ -13,12 +13,20 @@ from profiles.errors import InputError, Problem
 from profiles.fileschema import validate
 from profiles.hardwarefile import DeviceFile, NodeFile, device_of, node_of, resized
 
-__all__ = ["GRAMMAR", "Catalog", "cluster_from_shorthand", "is_shorthand"]
+__all__ = [
+    "GRAMMAR",
+    "Catalog",
+    "as_many_as_needed",
+    "cluster_from_shorthand",
+    "is_shorthand",
+    "shorthand_of_part",
+]
 
 GRAMMAR: Final = (
     "GPUSxDEVICE (8xh100), NODESxGPUSxDEVICE (16x8xh100-80g), NODESxNODE (4xdgx-h100), or the path "
     "of a cluster YAML"
 )
+MANY_GPUS: Final = 16_384
 _SHORTHAND: Final = re.compile(
     r"(?:([-+]?[0-9]+)x)?([-+]?[0-9]+)x([A-Za-z][\w.-]*)", re.IGNORECASE | re.ASCII
 )
@@ -95,6 +103,32 @@ def _too_many(ref: str, where: str, num_gpus: int, node: NodeSpec, spread: str) 
         expected=f"at most {node.num_gpus}, the size of a {node.name}",
         hint=f"{spread} spreads them over nodes; a cluster YAML can describe larger ones",
     )
+
+
+def as_many_as_needed(ref: str) -> str:
+    """For a bare device or node, the shorthand of more of them than anyone has; else ``ref``."""
+    name = ref.lower()
+    if name in shelf.names_and_aliases("devices"):
+        return f"{MANY_GPUS}x{ref}"
+    if name in shelf.names_and_aliases("nodes"):
+        return f"{MANY_GPUS // Catalog('').node(name).num_gpus}x{ref}"
+    return ref
+
+
+def shorthand_of_part(ref: str, num_gpus: int) -> str | None:
+    """The shorthand of the first ``num_gpus`` of a cluster in shorthand, or of somewhat more, in
+    whole nodes, where these have none. None if ``ref`` is no shorthand.
+    """
+    form = _SHORTHAND.fullmatch(ref)
+    if form is None:
+        return None
+    outer, inner, name = form.groups()
+    if outer is not None:
+        nodes = -(-num_gpus // int(inner))
+        return f"{num_gpus}x{name}" if num_gpus < int(inner) else f"{nodes}x{inner}x{name}"
+    if _is_node(name):
+        return f"{-(-num_gpus // Catalog('').node(name).num_gpus)}x{name}"
+    return f"{num_gpus}x{name}"
 
 
 def _count(text: str, ref: str, where: str) -> int:

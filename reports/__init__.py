@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         explain_answer,
         json_text,
         plan_answer,
+        smallest_answer,
     )
     from reports.facts import facts_of
     from reports.terminal import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         explain_report,
         facts_report,
         plan_report,
+        smallest_report,
     )
 
 __all__ = [
@@ -43,6 +45,8 @@ __all__ = [
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "smallest_answer",
+    "smallest_report",
     "until_interrupt",
 ]
 
@@ -56,6 +60,7 @@ _MODULES: Final = {
     "plan_answer": "answers",
     "print_report": "terminal",
     "progress_on_stderr": "terminal",
+    "smallest_answer": "answers",
     "until_interrupt": "terminal",
 }
 

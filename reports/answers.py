@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from planner.explain import Explanation, Rival
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
-__all__ = ["catalog_answer", "estimate_answer", "explain_answer", "json_text", "plan_answer"]
+__all__ = [
+    "catalog_answer",
+    "estimate_answer",
+    "explain_answer",
+    "json_text",
+    "plan_answer",
+    "smallest_answer",
+]
 
 TOTALS = (
     "step_s",
@@ -59,6 +67,18 @@ def plan_answer(planned: Planned, *, cpu_s: float) -> dict[str, Any]:
         **estimate_answer(plan),
         "search": _search(plan, cpu_s),
         "runners_up": [_rival(rival_of(plan, other)) for other in planned.runners_up],
+    }
+
+
+def smallest_answer(smallest: Smallest) -> dict[str, Any]:
+    """How many GPUs are needed, and what the next smaller part of the cluster lacks."""
+    return {
+        "smallest": {
+            "num_gpus": smallest.num_gpus,
+            "next_smaller": smallest.smaller,
+            "next_smaller_lacks": smallest.lacking or None,
+            "state_bytes_per_parameter": smallest.planned.plan.inputs.training.state_bytes,
+        }
     }
 
 

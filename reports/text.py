@@ -26,9 +26,17 @@ if TYPE_CHECKING:
     from planner.explain import Explanation, Rival
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
-__all__ = ["catalog_report", "estimate_report", "explain_report", "facts_report", "plan_report"]
+__all__ = [
+    "catalog_report",
+    "estimate_report",
+    "explain_report",
+    "facts_report",
+    "plan_report",
+    "smallest_report",
+]
 
 Report = list["RenderableType"]
 UNSAID = ("num_microbatches", "stage_layers", "recompute")
@@ -44,6 +52,16 @@ def plan_report(planned: Planned) -> Report:
         *_search(plan),
         *_assumptions(plan),
     ]
+
+
+def smallest_report(smallest: Smallest) -> Report:
+    """How many GPUs are needed, and why not fewer."""
+    used = smallest.planned.plan.layout.mesh.num_ranks
+    idle = f", of which this plan uses {used:,}" if used < smallest.num_gpus else ""
+    report: Report = [_title(f"{smallest.num_gpus:,} GPUs are needed{idle}")]
+    if smallest.smaller is not None:
+        report.append(f"{smallest.smaller:,} are too few: {smallest.lacking}")
+    return [*report, ""]
 
 
 def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:

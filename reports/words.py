@@ -124,6 +124,7 @@ def training_words(plan: Plan) -> str:
     fused = "fused kernels" if training.fused_kernels else "no fused kernels"
     return (
         f"{training.global_batch} sequences of {training.seq_len} tokens a step, "
-        f"{training.precision}, {training.optimizer}, gradients in {training.grad_dtype}, "
+        f"{training.precision}, {training.optimizer}, gradients in {training.grad_dtype} "
+        f"({training.state_bytes} bytes of states a parameter), "
         f"attention {training.attention}, {fused}"
     )
