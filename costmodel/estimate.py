@@ -80,16 +80,14 @@ class MemoryBytes:
     context: int
 
     @property
+    def states_bytes(self) -> int:
+        """Parameters, gradients and optimizer states."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
     def allocated_bytes(self) -> int:
         """What tensors need at the peak."""
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.working
-            + self.buffers
-        )
+        return self.states_bytes + self.activations + self.working + self.buffers
 
     @property
     def reserved_bytes(self) -> int:

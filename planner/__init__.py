@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from planner.advice import advice
     from planner.explain import explain_plan
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
@@ -38,6 +39,7 @@ __all__ = [
     "Planned",
     "Restrictions",
     "Smallest",
+    "advice",
     "diff_plans",
     "explain_plan",
     "json_schema",
@@ -62,6 +64,7 @@ _MODULES: Final = {
     "Planned": "planning",
     "Restrictions": "space",
     "Smallest": "smallest",
+    "advice": "advice",
     "diff_plans": "plan",
     "explain_plan": "explain",
     "json_schema": "planfile",

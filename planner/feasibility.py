@@ -15,6 +15,7 @@ from costmodel.estimate import estimate, fit_limit
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.problem import Solution
+from planner.rules import listed
 from planner.space import Restrictions, SearchSpace
 from profiles.cluster import NodeGroup
 from profiles.errors import InfeasibleError
@@ -22,7 +23,7 @@ from profiles.training import AttentionKernel, GradDtype, Optimizer
 from profiles.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from costmodel.layout import Layout
     from planner.space import Candidate
@@ -263,14 +264,28 @@ def _enough_nodes(
 
 
 def _no_legal_layout(space: SearchSpace) -> InfeasibleError:
-    """Nothing was even considered: name the rule, and the restriction that empties the space."""
+    """Nothing was even considered: name the rules, and the restriction that empties the space."""
     guilty = [name for name, lifted in _each_lifted(space) if _has_candidates(lifted)]
     rules = ", ".join(f"{rule} ({count} times)" for rule, count in space.refused.most_common(3))
+    broken = "; ".join(_broken_choices(space))
     return InfeasibleError(
         f"no legal layout of {space.model.name} on {space.cluster.name}",
-        constraint=rules or "the restrictions leave nothing",
+        constraint=broken or rules or "the restrictions leave nothing",
         hints=tuple(f"lifting {name}" for name in guilty),
     )
+
+
+def _broken_choices(space: SearchSpace) -> Iterator[str]:
+    """What is wrong with degrees of which the user allows none that is legal."""
+    free = _with(space, Restrictions(tp_across_nodes=True), space.training)
+    legal: dict[str, Sequence[int]] = {"tp": free.tp_degrees(), "pp": free.pp_degrees(1)}
+    legal["cp"] = free.cp_degrees()
+    problems = {"tp": free.tp_problem, "pp": free.pp_problem, "cp": free.cp_problem}
+    for name, wanted in space.restrictions.fixed.items():
+        if name in problems and not wanted & {str(degree) for degree in legal[name]}:
+            degree = min(int(value) for value in wanted)
+            problem = problems[name](degree) or f"{name} {degree} is more than the cluster has"
+            yield f"{problem}; legal are {listed(legal[name])}"
 
 
 def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from planner.space import Degrees, SearchSpace
 
-__all__ = ["BrokenRule", "broken_rules", "num_microbatches"]
+__all__ = ["BrokenRule", "broken_rules", "listed", "num_microbatches"]
 
 LARGEST_DEGREE: Final = 4_096
 
@@ -79,7 +79,7 @@ def _tensor(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
     if problem is not None:
         most = min(space.cluster.num_gpus, LARGEST_DEGREE)
         degrees = (tp for tp in range(1, most + 1) if space.tp_problem(tp) is None)
-        yield BrokenRule(choice="tp", message=problem, valid=_listed(degrees))
+        yield BrokenRule(choice="tp", message=problem, valid=_one_of(degrees))
     elif d.sequence_parallel:
         tokens = -(-space.training.seq_len // d.cp)
         if d.tp == 1:
@@ -91,17 +91,11 @@ def _tensor(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
 
 
 def _context(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
-    if d.cp == 1:
-        return
-    seq_len = space.training.seq_len
-    if not _blocks(space):
-        message = "context parallelism needs transformer blocks"
-        yield BrokenRule(choice="cp", message=message, valid="1")
-    elif seq_len % (2 * d.cp):
-        message = f"seq_len {seq_len} does not divide by 2 x cp {d.cp}"
+    problem = space.cp_problem(d.cp)
+    if problem is not None:
         most = min(space.cluster.num_gpus, LARGEST_DEGREE)
-        degrees = (cp for cp in range(1, most + 1) if cp == 1 or seq_len % (2 * cp) == 0)
-        yield BrokenRule(choice="cp", message=message, valid=_listed(degrees))
+        degrees = (cp for cp in range(1, most + 1) if space.cp_problem(cp) is None)
+        yield BrokenRule(choice="cp", message=problem, valid=_one_of(degrees))
 
 
 def _experts(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
@@ -118,7 +112,7 @@ def _experts(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
     if experts % d.ep:
         degrees = (ep for ep in range(1, experts + 1) if experts % ep == 0)
         message = f"{experts} experts do not divide by ep {d.ep}"
-        yield BrokenRule(choice="ep", message=message, valid=_listed(degrees))
+        yield BrokenRule(choice="ep", message=message, valid=_one_of(degrees))
     elif ranks % (d.ep * d.expert_tp):
         message = (
             f"ep {d.ep} x expert_tp {d.expert_tp} do not divide the {ranks} ranks of a stage "
@@ -129,7 +123,7 @@ def _experts(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
             for ep in range(1, experts + 1)
             if experts % ep == 0 and ranks % (ep * d.expert_tp) == 0
         )
-        yield BrokenRule(choice="ep", message=message, valid=_listed(valid))
+        yield BrokenRule(choice="ep", message=message, valid=_one_of(valid))
     widths = {layer.expert_hidden for layer in layers}
     if d.expert_tp not in (1, d.tp) or any(width % d.expert_tp for width in widths):
         message = f"expert_tp {d.expert_tp} with tp {d.tp} and experts of width {min(widths)}"
@@ -165,19 +159,23 @@ def _sharding(d: Degrees, group: int | None) -> Iterator[BrokenRule]:
             for g in range(1, replicas + 1)
             if replicas % g == 0 and (g % d.cp == 0 or d.cp % g == 0)
         )
-        yield BrokenRule(choice="shard_group", message=message, valid=_listed(groups))
+        yield BrokenRule(choice="shard_group", message=message, valid=_one_of(groups))
 
 
 def _blocks(space: SearchSpace) -> list[Block]:
     return [run.layer for run in space.model.runs if isinstance(run.layer, Block)]
 
 
-def _listed(values: Iterable[int]) -> str:
+def _one_of(values: Iterable[int]) -> str:
+    return f"one of {listed(values)}"
+
+
+def listed(values: Iterable[int]) -> str:
     """``1, 2, 4, 8``; the middle left out where there are many."""
     known = [str(value) for value in values]
     if len(known) > _MANY:
         known = [*known[: _MANY - 2], "...", known[-1]]
-    return f"one of {', '.join(known)}"
+    return ", ".join(known)
 
 
 _MANY: Final = 16

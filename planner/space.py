@@ -236,14 +236,24 @@ class SearchSpace:
 
     def cp_degrees(self) -> list[int]:
         """Degrees that cut each sequence into 2 cp equal pieces (for causal balance)."""
-        if not self._blocks or not self.rules.context:
-            return [1] if self.restrictions.allows("cp", 1) else []
-        seq, limit = self.training.seq_len, min(LARGEST_CP, self.num_gpus)
+        limit = min(LARGEST_CP, self.num_gpus)
         return [
             cp
             for cp in range(1, limit + 1)
-            if (cp == 1 or seq % (2 * cp) == 0) and self.restrictions.allows("cp", cp)
+            if self.cp_problem(cp) is None and self.restrictions.allows("cp", cp)
         ]
+
+    def cp_problem(self, cp: int) -> str | None:
+        """The rule that forbids a context parallel degree, None if it is legal."""
+        if cp == 1:
+            return None
+        if not self.rules.context:
+            return f"{self.rules.name} has no context parallelism"
+        if not self._blocks:
+            return "context parallelism needs transformer blocks"
+        if self.training.seq_len % (2 * cp):
+            return f"seq_len {self.training.seq_len} does not divide by 2 x cp {cp}"
+        return None
 
     def _sequence_splits(self, tp: int, cp: int) -> bool:
         return -(-self.training.seq_len // cp) % tp == 0
@@ -251,14 +261,28 @@ class SearchSpace:
     def pp_degrees(self, ranks: int) -> list[int]:
         """Stages: at most one per block, and within the cluster."""
         most = min(max(1, self.model.num_blocks), self.num_gpus // ranks)
+        return [pp for pp in range(1, most + 1) if self._allows_pp(pp)]
+
+    def pp_problem(self, pp: int) -> str | None:
+        """The rule that forbids a number of stages, None if it is legal."""
+        blocks = max(1, self.model.num_blocks)
+        if pp == 1:
+            return None
         if not self.rules.pipeline:
-            most = min(most, 1)
-        return [
-            pp
-            for pp in range(1, most + 1)
-            if self.restrictions.allows("pp", pp)
-            and (self.rules.uneven_stages or self.model.num_blocks % pp == 0)
-        ]
+            return f"{self.rules.name} has no pipeline"
+        if pp > blocks:
+            return f"pp {pp} stages for {blocks} layers"
+        if not self.rules.uneven_stages and blocks % pp:
+            return f"{blocks} layers do not divide by pp {pp}, which {self.rules.name} needs"
+        return None
+
+    def _allows_pp(self, pp: int) -> bool:
+        if not self.restrictions.allows("pp", pp):
+            return False
+        problem = self.pp_problem(pp)
+        if problem:
+            self.refused["layers do not divide by pp"] += 1
+        return problem is None
 
     def _batches(self, ranks: int) -> Iterator[tuple[int, int]]:
         """(dp, micro-batch): the most replicas with which the global batch divides."""

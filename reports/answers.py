@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import describe_ranks
+from planner.advice import advice
 from planner.explain import memory_kinds, rival_of, seconds_by_cause
 from planner.plan import layer_ranges, layout_choices, stage_layers
 from planner.plandocument import restrictions_document
@@ -57,6 +58,7 @@ def estimate_answer(plan: Plan) -> dict[str, Any]:
         "calibration": own.calibration,
         "layout": _layout(plan),
         "notes": list(plan.notes),
+        "advice": list(advice(plan)),
     }
 
 

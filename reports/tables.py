@@ -60,7 +60,7 @@ def split_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """GiB at the peak of each stage by kind."""
-    table = _table("Memory at the peak, GiB")
+    table = _table("Memory at the peak of a steady step (from the second on), GiB")
     table.add_column("stage", justify="right")
     for kind in KINDS.values():
         table.add_column(kind, justify="right")

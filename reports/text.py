@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from planner.advice import advice
 from planner.explain import rival_of
 from reports.facts import human_facts
 from reports.tables import catalog_table, facts_table, memory_table, split_table, stage_table
@@ -66,7 +67,7 @@ def smallest_report(smallest: Smallest) -> Report:
 
 def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:
     """What one layout costs."""
-    report: Report = [_headline(plan), "", stage_table(plan), split_table(plan)]
+    report: Report = [_headline(plan), *_advice(plan), "", stage_table(plan), split_table(plan)]
     return [*report, *_assumptions(plan)] if assumptions else report
 
 
@@ -86,6 +87,7 @@ def explain_report(explanation: Explanation) -> Report:
     ]
     return [
         _headline(plan),
+        *_advice(plan),
         "",
         split_table(plan),
         memory_table(plan),
@@ -111,6 +113,11 @@ def catalog_report(entries: list[CatalogEntry]) -> Report:
 def _headline(plan: Plan) -> Text:
     style = "bold" if plan.estimate.fits else "bold red"
     return Text(verdict(plan), style=style)
+
+
+def _advice(plan: Plan) -> Report:
+    """What would make a plan fit that does not."""
+    return [f"- {line}" for line in advice(plan)]
 
 
 def _title(text: str) -> Text:

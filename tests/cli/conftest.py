@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "planner"))  # for plansamples
@@ -20,17 +19,6 @@ SMALL = [
 def small():
     """Flags of a job that is planned in no time."""
     return SMALL
-
-
-@pytest.fixture
-def parplan():
-    """Runs a command line in this process: its exit code, stdout and stderr."""
-    from cli import main  # noqa: PLC0415 - after the path is set
-
-    def run(*arguments: str):
-        return CliRunner().invoke(main, [str(each) for each in arguments])
-
-    return run
 
 
 @pytest.fixture
