@@ -93,7 +93,10 @@ class PipelinePart(FileSchema):
 class SpanPart(FileSchema):
     """Consecutive layers under one strategy."""
 
-    layers: Ranges = Field(description="embedding, head, a layer's number, or first-last.")
+    layers: Ranges = Field(
+        pattern=r"^([0-9]+(-[0-9]+)?|[A-Za-z].*)$",
+        description="embedding, head, a layer's number, or first-last.",
+    )
     strategy: Label = Field(description="A name of strategies.")
 
 

@@ -76,7 +76,8 @@ class Config:
             return self._family
         expected = "one of " + ", ".join(known)
         if isinstance(given, str):
-            message = f"the family {given!r} is not understood"
+            shown = given if len(given) <= _SHOWN else given[:_SHOWN] + "..."
+            message = f"the family {shown!r} is not understood"
             self._report("model_type", message, expected, self._what_is_missing())
         elif "model_type" in self._data:
             got = self._document.got((*self._place, "model_type"), given)
@@ -220,6 +221,10 @@ class Config:
             origin = "" if key else " (the class default)"
             message = f"{heads} heads over {kv_heads} key/value heads{origin}"
             self._report(key, message, "key/value heads that divide the heads")
+        if family.position == "learned" and values["max_seq_len"] is None:
+            key = self._key("max_seq_len") or self._keys("max_seq_len")[0]
+            message = f"{key} is not there, and the model has a table of positions"
+            self._report(self._key("max_seq_len"), message, "its number of rows")
         if hidden and values["embedding_width"] not in (None, hidden):
             message = "an embedding of another width than the blocks is not understood"
             self._report(self._key("embedding_width"), message, str(hidden))
@@ -284,6 +289,9 @@ _EXPECTED: Final = {
     "indices": "a list of layer numbers",
     "names": "a list of names, one a layer",
 }
+
+
+_SHOWN: Final = 100
 
 
 def _says_no(value: object) -> bool:

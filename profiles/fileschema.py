@@ -24,9 +24,8 @@ class FileSchema(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-Name = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\[\]-]*$", min_length=1, max_length=100)
-]
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._/\[\]-]*$"
+Name = Annotated[str, Field(pattern=_NAME, min_length=1, max_length=100)]
 Sources = Annotated[
     dict[str, str],
     Field(description="Where each number comes from, with its date, by the number's key."),
@@ -143,6 +142,8 @@ def _wrong_value(
         hint = nearest(str(context["tag"]), str(context["expected_tags"]).split("'")[1::2])
     elif kind == "value_error":
         expected = str(context["error"])
+    elif kind == "string_pattern_mismatch" and context["pattern"] != _NAME:
+        expected = _described(owners, str(error["loc"][-1]))
     else:
         expected = _MESSAGES.get(kind, error["msg"])
     is_key = error["loc"][-1:] == ("[key]",)
