@@ -5,6 +5,7 @@ What is slow to import is imported inside the commands, so that ``--help`` is qu
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -30,11 +31,28 @@ Command: TypeAlias = "Callable[..., Any]"
 Decorator: TypeAlias = "Callable[[Command], Command]"
 
 TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
+
+
+class Part(click.FloatRange):
+    """A number between 0 and 1."""
+
+    def __init__(self) -> None:
+        """Both ends left out."""
+        super().__init__(0, 1, min_open=True, max_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click does it, and not "nan" either, which no bound holds back."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
 TYPES: Final = {
     Kind.NUMBER: click.INT,
     Kind.COUNT: click.IntRange(min=1),
     Kind.ZERO: click.IntRange(0, 3),
-    Kind.PART: click.FloatRange(0, 1, min_open=True, max_open=True),
+    Kind.PART: Part(),
 }
 
 
@@ -77,8 +95,8 @@ class Parplan(click.Group):
 
 def _unknown(kind: str, name: str, known: Any) -> Problem:
     return Problem(
-        where=f"parplan {kind}" if kind != "command" else "parplan",
-        message=f"there is no {kind} {name!r}",
+        where={"command": "parplan", "--launcher": kind}.get(kind, f"parplan {kind}"),
+        message=f"there is no {kind.removeprefix('--')} {name!r}",
         expected=f"one of {', '.join(known)}",
         hint=nearest(name, known),
     )
@@ -116,9 +134,9 @@ def _option(flag: Flag) -> Decorator:
     name = f"--{flag.name}"
     if flag.kind is Kind.EITHER:
         return click.option(f"{name}/--no-{flag.name}", default=None, **how)
-    return click.option(
-        name, is_flag=flag.kind is Kind.SWITCH, multiple=flag.kind is Kind.MANY, **how
-    )
+    if flag.kind is Kind.SWITCH:
+        return click.option(name, is_flag=True, **how)
+    return click.option(name, multiple=flag.kind is Kind.MANY, **how)
 
 
 def _with(*flags: Flag) -> Decorator:
@@ -160,14 +178,18 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
 
 def _space(flags: dict[str, Any]) -> dict[str, Any]:
     """What the search is restricted to."""
-    from planner import parse_restrictions  # noqa: PLC0415
-
     launcher = flags["launcher"] or "any"
+    problems = []
     if launcher not in LAUNCHERS:
-        raise InputError(_unknown("--launcher", launcher, LAUNCHERS))
-    restrictions = parse_restrictions(
-        flags["fix"], flags["max"], flags["exclude"], tp_across_nodes=flags["tp_across_nodes"]
-    )
+        problems.append(_unknown("--launcher", launcher, LAUNCHERS))
+    try:
+        restrictions = planner.parse_restrictions(
+            flags["fix"], flags["max"], flags["exclude"], tp_across_nodes=flags["tp_across_nodes"]
+        )
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
     min_fit = flags["min_fit"] or MIN_FIT
     return {"launcher": launcher, "restrictions": restrictions, "min_fit": min_fit}
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from costmodel.context import CostContext
+from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.errors import InputError, Problem
 from profiles.shorthand import as_many_as_needed
@@ -101,7 +102,18 @@ def load_inputs(
         stack=stack,
         notes=() if found[1] is None else (found[1],),
     )
-    return checked_inputs(inputs)
+    return checked_inputs(
+        inputs,
+        precision_at=_place(training, given, "precision"),
+        seq_len_at=_place(training, given, "seq_len"),
+    )
+
+
+def _place(training: str | Path | None, given: Mapping[str, Any], key: str) -> str:
+    """Where a value of the training run stands: a flag, or a line of the file."""
+    if training is None or key in given:
+        return "--" + key.replace("_", "-")
+    return yamlfile.read(training).where((key,))
 
 
 def checked_inputs(
