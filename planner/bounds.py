@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.estimate import fit_limit
@@ -13,6 +15,8 @@ from planner.space import ORDER_BY_STAGE
 from profiles.layers import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from costmodel.context import CostContext
     from costmodel.layers import LayerCost
     from planner.space import Candidate, Degrees
@@ -60,7 +64,7 @@ class PipelineBound:
         return max(self.fill * sums, self.microbatches * greatest)
 
     def whole_blocks(self, blocks: int, share: BlockTimes) -> float:
-        """Least time when ``blocks`` equal blocks stay whole, in the time unit of ``share``.
+        """Least time when ``blocks`` blocks stay whole, in the time unit of ``share``.
 
         Say the fullest stage holds K blocks, and the stages lack D = p K - blocks of being equal.
         At most D stages stand behind the last full one, so at least blocks - K - D (K - 1) blocks
@@ -69,9 +73,9 @@ class PipelineBound:
         holds K / v blocks on each of the p - D - 1 other full stages. The last stage holds at
         least blocks - (p - 1) K, and the head. The bound is the least over all K.
         """
-        p, m, t = self.stages, self.microbatches, share.block
+        p, m = self.stages, self.microbatches
         best, most = float("inf"), -(-blocks // p)
-        while m * (most * t + share.fixed) < best:
+        while m * (share.of(most) + share.fixed) < best:
             lacking = p * most - blocks
             before = max(0, blocks - most - lacking * (most - 1))
             rest = max(0, blocks - (p - 1) * most)
@@ -79,9 +83,10 @@ class PipelineBound:
             if self.chunks > 1:
                 full = max(0, p - lacking - 1)
                 before = before_last = full * (most // self.chunks)
-            waits = max(before * t, before * t * share.forward_part + most * share.once)
-            full_stage = m * (most * t + share.fixed) + waits
-            last_stage = m * (rest * t + share.head + share.fixed) + before_last * t
+            wait = share.of(before)
+            waits = max(wait, wait * share.forward_part + most * share.once)
+            full_stage = m * (share.of(most) + share.fixed) + waits
+            last_stage = m * (share.of(rest) + share.head + share.fixed) + share.of(before_last)
             best = min(best, max(full_stage, last_stage))
             most += 1
         return best
@@ -89,7 +94,8 @@ class PipelineBound:
 
 class BlockTimes(NamedTuple):
     """Least times of one micro-batch: a block's passes and the part of them that is forward, what
-    a block adds once a step, the model's last layer, and a stage's own (host) time.
+    a block adds once a step, the model's last layer, and a stage's own (host) time. ``run``: least
+    time of so many blocks, where they are not equal.
     """
 
     block: float
@@ -97,6 +103,11 @@ class BlockTimes(NamedTuple):
     once: float = 0.0
     head: float = 0.0
     fixed: float = 0.0
+    run: Callable[[int], float] | None = None
+
+    def of(self, count: int) -> float:
+        """Least time of ``count`` blocks."""
+        return count * self.block if self.run is None else self.run(count)
 
 
 class _Option(NamedTuple):
@@ -131,6 +142,8 @@ class CandidateBounds:
             if self.main is not None and block.parameters == blocks[self.main].parameters
         ]
         self.num_alike = sum(self.counts[c] for c in self.alike)
+        self.block_chain = [c for c in chain if c in blocks]
+        self.block_classes = list(blocks)
         self._costs: dict[object, LayerCost] = {}
         self._compute: dict[object, tuple[float, float]] = {}
         self._found_options: dict[object, list[_Option]] = {}
@@ -150,19 +163,33 @@ class CandidateBounds:
         return self._step_s(degrees, sums, greatest, blocks)
 
     def _block_times(self, degrees: Degrees, option: _Option | None = None) -> BlockTimes:
-        """Least times of the blocks alike, without recomputation unless ``option`` is given."""
-        option = option or self._least_option(degrees, NO_RECOMPUTE)
+        """Least times of the blocks, of those alike without recomputation unless ``option`` is
+        given.
+        """
+        plain = self._least_option(degrees, NO_RECOMPUTE)
+        option = option or plain
         last = self.context.chain[-1]
         head = 0.0
-        if last != self.main:
+        if last not in self.block_classes:
             head = self._cost(degrees, last, NO_RECOMPUTE).total_s * NANO
         host = degrees.chunks * self.context.own.micro_batch_s * NANO
-        return BlockTimes(
+        times = BlockTimes(
             block=option.time_ns,
             forward_part=option.forward_ns / option.time_ns,
             head=head,
             fixed=host,
         )
+        if len(self.block_classes) == 1:
+            return times
+        costs = {c: self._cost(degrees, c, NO_RECOMPUTE) for c in self.block_classes}
+        added = option.time_ns - plain.time_ns
+        own = {
+            c: cost.total_s * NANO + (added if c in self.alike else 0.0)
+            for c, cost in costs.items()
+        }
+        part = min(cost.forward.total_s * NANO / own[c] for c, cost in costs.items())
+        chain = [own[c] for c in self.block_chain]
+        return times._replace(forward_part=part, run=_least_run(chain, free=degrees.chunks > 1))
 
     def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
@@ -189,7 +216,9 @@ class CandidateBounds:
             return None
         sums += self._between_s(candidate) * NANO
         degrees = candidate.degrees
-        blocks = self._block_times(degrees, options[0])._replace(once=once_s * NANO)
+        blocks = self._block_times(degrees, options[0])
+        if len(self.alike) == len(self.block_classes):
+            blocks = blocks._replace(once=once_s * NANO)
         return self._step_s(degrees, sums, self._compute[self._shape(degrees)][1], blocks)
 
     def crowding(self, candidate: Candidate) -> float:
@@ -267,7 +296,7 @@ class CandidateBounds:
         bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         least = bound.least(sums, greatest)
         if blocks is not None:
-            least = max(least, bound.whole_blocks(self.num_alike, blocks))
+            least = max(least, bound.whole_blocks(len(self.block_chain), blocks))
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
         return self.context.whole_step_s(least / NANO, ranks)
 
@@ -360,6 +389,23 @@ class CandidateBounds:
                 flight(degrees.pp, degrees.chunks, microbatches, s) for s in range(degrees.pp)
             )
         return self._flights[key]
+
+
+def _least_run(times: list[float], *, free: bool) -> Callable[[int], float]:
+    """Least time of so many of the blocks: neighbours, or any of them where they are dealt out
+    ``free``ly.
+    """
+    sums = [0.0, *accumulate(sorted(times) if free else times)]
+
+    @cache
+    def least(count: int) -> float:
+        if count > len(times):
+            return INFINITE
+        if free:
+            return sums[count]
+        return min(sums[i + count] - sums[i] for i in range(len(times) - count + 1))
+
+    return least
 
 
 def _least_time(
