@@ -39,11 +39,12 @@ LONELY = GroupLink(1, ())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
-    included), bytes held per micro-batch, bytes while it runs, and its states.
+    included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch, bytes while it runs, and its states.
     """
 
     forward: PassCost
     backward: PassCost
+    weight_s: float
     saved_bytes: int
     transient_bytes: int
     states: StateCost
@@ -163,6 +164,7 @@ class CostContext:
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s),
             backward=self._with_traffic(cost.backward, states.backward_comm_s),
+            weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
             transient_bytes=cost.transient_bytes + states.working_bytes,
             states=states,

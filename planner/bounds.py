@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from costmodel.sharding import state_bytes
+from costmodel.simulate import in_flight
 from planner.space import ORDER_BY_STAGE
 from profiles.layers import Block
 
@@ -337,10 +338,8 @@ class CandidateBounds:
         microbatches = candidate.microbatches(self.context.training)
         key = (degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         if key not in self._flights:
-            flight = SCHEDULES[degrees.schedule].in_flight
-            self._flights[key] = tuple(
-                flight(degrees.pp, degrees.chunks, microbatches, s) for s in range(degrees.pp)
-            )
+            shape = Shape(degrees.pp, degrees.chunks, microbatches)
+            self._flights[key] = in_flight(SCHEDULES[degrees.schedule], shape)
         return self._flights[key]
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
+from costmodel.simulate import in_flight
 from planner.bounds import PipelineBound
 from planner.launchers import Mixing
 from planner.problem import SearchProblem
@@ -142,10 +143,8 @@ class CandidateProblem:
         """
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
-        in_flight = SCHEDULES[degrees.schedule].in_flight
-        flights = [
-            in_flight(stages, degrees.chunks, microbatches, stage) for stage in range(stages)
-        ]
+        shape = Shape(stages, degrees.chunks, microbatches)
+        flights = in_flight(SCHEDULES[degrees.schedule], shape)
         once = self.chain[-1] if degrees.chunks > 1 and self.allowed(self.chain[-1]) == (0,) else -1
         memory = {
             flight: tuple(

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 from profiles.training import AttentionKernel
@@ -311,10 +311,7 @@ class SearchSpace:
             for chunks in range(1, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):
                     continue
-                problem = SCHEDULES[name].problem(
-                    stages=pp, chunks=chunks, microbatches=microbatches
-                )
-                if problem is None:
+                if SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None:
                     yield name, chunks
 
     @property

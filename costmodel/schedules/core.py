@@ -1,0 +1,143 @@
+"""What a schedule is: per device a list of actions, and the paths that micro-batches take.
+
+An action is (kind, chunk, micro-batch). ``chunk`` counts the shares of the model that the device
+holds; of ``GATHER`` and ``REDUCE`` the third number is a unit of micro-batches. Plain tuples, since
+a long run has half a million of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "GATHER",
+    "INPUT",
+    "LETTERS",
+    "PASSES",
+    "RECEIVE_BACKWARD",
+    "RECEIVE_FORWARD",
+    "REDUCE",
+    "SEND_BACKWARD",
+    "SEND_FORWARD",
+    "WEIGHT",
+    "Action",
+    "Order",
+    "Path",
+    "Place",
+    "Schedule",
+    "Shape",
+    "both_ways",
+    "looped",
+    "vee",
+]
+
+# BACKWARD is a whole backward pass; INPUT and WEIGHT are its two halves.
+FORWARD, BACKWARD, INPUT, WEIGHT, GATHER, REDUCE = range(6)
+SEND_FORWARD, RECEIVE_FORWARD, SEND_BACKWARD, RECEIVE_BACKWARD = range(6, 10)
+PASSES: Final = (FORWARD, BACKWARD, INPUT, WEIGHT)
+LETTERS: Final = ("F", "B", "B", "W", "G", "R", "SF", "RF", "SB", "RB")
+
+Action = tuple[int, int, int]
+Order = list[Action]
+Place = tuple[int, int]  # device, chunk of that device
+Path = tuple[Place, ...]  # places of a micro-batch in the order of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of a pipeline: devices, chunks that a micro-batch crosses on each of them, micro-batches
+    of a step, and the micro-batches of a unit where the schedule has units.
+    """
+
+    stages: int
+    chunks: int
+    microbatches: int
+    unit: int = 0
+
+
+def looped(shape: Shape) -> tuple[Path, ...]:
+    """Chunk 0 of every device, then chunk 1, ...: device p - 1 hands over to device 0."""
+    return (tuple((s, c) for c in range(shape.chunks) for s in range(shape.stages)),)
+
+
+def vee(shape: Shape) -> tuple[Path, ...]:
+    """Down the devices and up again: device 0 holds the first and the last part of the model."""
+    down, up = range(shape.stages), range(shape.stages)[::-1]
+    return (
+        tuple((s, c) for c in range(shape.chunks) for s in (up if c % 2 else down)),
+    )
+
+
+def both_ways(inner: Callable[[Shape], tuple[Path, ...]]) -> Callable[[Shape], tuple[Path, ...]]:
+    """Two copies of the model: half of the micro-batches goes through the devices in order, the
+    other half through a second set of chunks in reverse.
+    """
+
+    def paths(shape: Shape) -> tuple[Path, ...]:
+        (there,) = inner(shape)
+        back = tuple((shape.stages - 1 - s, shape.chunks + c) for s, c in there)
+        return there, back
+
+    return paths
+
+
+def _nothing(_shape: Shape) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One schedule.
+
+    ``orders(shape)``: the passes (and gathers, reductions) of every device, one after another.
+    ``held(shape)``: micro-batches of its whole share whose activations each device keeps at most,
+    from a forward pass to the end of its backward pass (None: read off the orders).
+    ``rule(shape)``: why it cannot run so, with the nearest legal value; None if it can.
+    ``chunks``: the numbers of chunks that a micro-batch may cross on a device, None: two or more.
+    ``splits``: weight gradients are passes of their own. ``steady``: after a warm-up it repeats
+    the same passes for every further group of p micro-batches. ``copies``: of the weights.
+    ``drains``: gradients of a step are applied after all of its passes; where not, weights change
+    under way and training is not equivalent to that on one device.
+    """
+
+    name: str
+    summary: str
+    orders: Callable[[Shape], list[Order]]
+    held: Callable[[Shape], tuple[float, ...]] | None = None
+    paths: Callable[[Shape], tuple[Path, ...]] = looped
+    rule: Callable[[Shape], str | None] = _nothing
+    chunks: tuple[int, ...] | None = (1,)
+    splits: bool = False
+    steady: bool = True
+    copies: int = 1
+    drains: bool = True
+
+    @property
+    def usual_chunks(self) -> int:
+        """Chunks that a micro-batch crosses on a device unless something else is asked for."""
+        return self.chunks[0] if self.chunks else 2
+
+    def microbatch_paths(self, shape: Shape) -> list[int]:
+        """The path of each micro-batch: with two directions every unit of p is halved."""
+        if self.copies == 1:
+            return [0] * shape.microbatches
+        half = shape.stages // 2
+        return [int(m % shape.stages >= half) for m in range(shape.microbatches)]
+
+    def problem(self, shape: Shape) -> str | None:
+        """Why the schedule cannot run so, with the nearest legal value; None if it can."""
+        if self.chunks is None:
+            if shape.chunks == 1:
+                return f"{self.name} needs at least 2 chunks a stage"
+        elif shape.chunks not in self.chunks:
+            many = "one chunk" if self.chunks == (1,) else f"{self.chunks[0]} chunks"
+            return f"{self.name} has {many} a stage, not {shape.chunks}; nearest: {self.chunks[0]}"
+        if shape.stages == 1 and shape.chunks > 1:
+            return f"{self.name} needs at least 2 stages"
+        return self.rule(shape)
