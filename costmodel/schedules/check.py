@@ -17,12 +17,13 @@ from costmodel.schedules.core import (
     SEND_BACKWARD,
     SEND_FORWARD,
     WEIGHT,
+    Action,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from costmodel.schedules.core import Action, Order, Path, Schedule, Shape
+    from costmodel.schedules.core import Order, Path, Schedule, Shape
 
 __all__ = ["describe", "problems", "staleness", "with_transfers"]
 
