@@ -236,8 +236,7 @@ class _Stage:
         extra = [sent + self.host_s for sent in self.sends]
         forward = [c.total_s + e for c, e in zip(self.forward, extra, strict=True)]
         inputs = [
-            c.total_s + e - w
-            for c, e, w in zip(self.backward, extra, self.weight_s, strict=True)
+            c.total_s + e - w for c, e, w in zip(self.backward, extra, self.weight_s, strict=True)
         ]
         return forward, inputs, self.weight_s
 
@@ -272,9 +271,11 @@ class _Stage:
         if self.copies == 1 or other == self.number:
             return 0.0
         strategy = layout.strategies[0]
-        gradients = sum(
-            s.states.parameter_bytes * n for s, n in self.steps
-        ) // context.training.param_bytes * context.training.grad_dtype.bytes
+        gradients = (
+            sum(s.states.parameter_bytes * n for s, n in self.steps)
+            // context.training.param_bytes
+            * context.training.grad_dtype.bytes
+        )
         size = gradients // (strategy.shard_group if strategy.zero in (1, 2) else 1)
         link = context.stage_pair(layout.mesh, self.number, other)
         return collective_seconds(CollectiveKind.ALL_REDUCE, size, link, context.own)

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, PASSES, WEIGHT, Shape
 
 if TYPE_CHECKING:
@@ -116,9 +114,7 @@ def simulate(
     return _drained(schedule, shape, times, delays)
 
 
-def _drained(
-    schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]
-) -> Span:
+def _drained(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]) -> Span:
     """From an empty pipeline to an empty one."""
     groups = shape.microbatches // shape.stages
     if schedule.steady and times.repeat:
@@ -161,8 +157,6 @@ class _Run:
     ) -> None:
         self.shape = shape
         self.orders = [[a for a in o if a[0] in PASSES] for o in schedule.orders(shape)]
-        self.forwards: list[list[float]] = []  # ends of each place by micro-batch
-        self.behind: list[list[float]] = []  # those of backward passes and weight gradients
         self.tables = self._tables(schedule.paths(shape), times, delays)
         self.clock = [0.0] * shape.stages
         self._run(schedule.name)
@@ -210,8 +204,6 @@ class _Run:
             forwards, backwards, weights = (
                 [[-math.inf] * microbatches for _ in path] for _ in range(3)
             )
-            self.forwards += forwards
-            self.behind += backwards + weights
             for i, (device, chunk) in enumerate(path):
                 forward, whole, inputs, weight = times.of(device, chunk, microbatches)
                 arriving = (forwards[i - 1], _delay(path, i - 1, delays)) if i else (start, 0.0)
@@ -228,19 +220,23 @@ class _Run:
         return tables
 
     def period(self, cycle: int) -> float | None:
-        """Seconds that ``cycle`` more groups take, if all passes before the drain, as far back as
-        later ones depend on them, come so much after those of as many groups before.
+        """Seconds that ``cycle`` more groups take, if on each device the actions before the drain
+        (from the last forward of its first chunk on), as far back as later ones depend on them,
+        are those of as many groups before and come so much later.
         """
-        lag, window = cycle * self.shape.stages, WINDOW * self.shape.stages
-        forwards, behind = np.array(self.forwards), np.array(self.behind)
-        with np.errstate(invalid="ignore"):  # passes that do not exist come at minus infinity
-            late = forwards[:, -window:] - forwards[:, -window - lag : -lag]
-            early = behind[:, -2 * window : -window]
-            early = early - behind[:, -2 * window - lag : -window - lag]
-        gaps = np.concatenate([late.ravel(), early.ravel()])
-        gaps = gaps[~np.isnan(gaps)]
-        period = float(gaps[0])
-        return period if (np.abs(gaps - period) <= STEADY * max(self.clock)).all() else None
+        lag, gaps = cycle * self.shape.stages, []
+        for order, table in zip(self.orders, self.tables, strict=True):
+            passes = len(order) // self.shape.microbatches
+            last = order.index((FORWARD, 0, self.shape.microbatches - 1))
+            looked_at = range(last, last - WINDOW * self.shape.stages * passes, -1)
+            for i in looked_at:
+                kind, chunk, batch = order[i]
+                if order[i - lag * passes] != (kind, chunk, batch - lag):
+                    return None
+                own = table[kind][chunk][1]
+                gaps.append(own[batch] - own[batch - lag])
+        spread = max(gaps) - min(gaps)
+        return gaps[0] if spread <= STEADY * max(self.clock) else None
 
 
 def _delay(path: Path, at: int, delays: Sequence[float]) -> float:

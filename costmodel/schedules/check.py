@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from costmodel.schedules.core import Order, Path, Schedule, Shape
 
-__all__ = ["describe", "problems", "staleness", "with_transfers"]
+__all__ = ["Node", "describe", "inputs", "problems", "staleness", "with_transfers"]
 
 Node = tuple[int, Action]  # device, action
 
@@ -102,8 +102,10 @@ def _turns(orders: list[Order]) -> Iterator[str]:
             yield f"device {device} still holds {len(begun | waiting)} micro-batches at the end"
 
 
-def _befores(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, list[Node]]:
-    """What each pass waits for: the pass before it on its device, and its input."""
+def inputs(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, Node | None]:
+    """The pass that each pass gets its input from, None for the first forward; in the order of
+    each device's list.
+    """
     backward = {
         (device, chunk, batch): kind
         for device, order in enumerate(orders)
@@ -111,27 +113,35 @@ def _befores(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, list[No
         if kind in (INPUT, BACKWARD)
     }
     at = {place: (path, i) for path in paths for i, place in enumerate(path)}
-    befores: dict[Node, list[Node]] = {}
+    found: dict[Node, Node | None] = {}
     for device, order in enumerate(orders):
-        previous: Node | None = None
         for action in order:
             kind, chunk, batch = action
             if kind not in PASSES:
                 continue
-            node = device, action
             path, i = at[device, chunk]
-            own = [] if previous is None else [previous]
+            source: Node | None = None
             if kind == FORWARD and i:
-                own.append((path[i - 1][0], (FORWARD, path[i - 1][1], batch)))
+                source = path[i - 1][0], (FORWARD, path[i - 1][1], batch)
             elif kind == WEIGHT:
-                own.append((device, (INPUT, chunk, batch)))
+                source = device, (INPUT, chunk, batch)
             elif kind != FORWARD and i + 1 == len(path):
-                own.append((device, (FORWARD, chunk, batch)))
+                source = device, (FORWARD, chunk, batch)
             elif kind != FORWARD:
                 place = path[i + 1]
-                own.append((place[0], (backward[(*place, batch)], place[1], batch)))
-            befores[node] = own
-            previous = node
+                source = place[0], (backward[(*place, batch)], place[1], batch)
+            found[device, action] = source
+    return found
+
+
+def _befores(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, list[Node]]:
+    """What each pass waits for: the pass before it on its device, and its input."""
+    befores: dict[Node, list[Node]] = {}
+    previous: Node | None = None
+    for node, source in inputs(paths, orders).items():
+        same = previous is not None and previous[0] == node[0]
+        befores[node] = [each for each in (previous if same else None, source) if each]
+        previous = node
     return befores
 
 

@@ -60,6 +60,11 @@ class Shape:
     microbatches: int
     unit: int = 0
 
+    @property
+    def unit_size(self) -> int:
+        """Micro-batches of a unit, as many as stages unless something else is asked for."""
+        return self.unit or self.stages
+
 
 def looped(shape: Shape) -> tuple[Path, ...]:
     """Chunk 0 of every device, then chunk 1, ...: device p - 1 hands over to device 0."""
@@ -69,9 +74,7 @@ def looped(shape: Shape) -> tuple[Path, ...]:
 def vee(shape: Shape) -> tuple[Path, ...]:
     """Down the devices and up again: device 0 holds the first and the last part of the model."""
     down, up = range(shape.stages), range(shape.stages)[::-1]
-    return (
-        tuple((s, c) for c in range(shape.chunks) for s in (up if c % 2 else down)),
-    )
+    return (tuple((s, c) for c in range(shape.chunks) for s in (up if c % 2 else down)),)
 
 
 def both_ways(inner: Callable[[Shape], tuple[Path, ...]]) -> Callable[[Shape], tuple[Path, ...]]:

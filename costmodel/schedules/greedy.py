@@ -133,9 +133,7 @@ class _Run:
             if queue.before is not None and queue.before[action[2]] > now:
                 continue
             own = self.key(action[0], queue.position, action[2])
-            if (best is None or own < best[0]) and self.admits(
-                device, action, self.counts[device]
-            ):
+            if (best is None or own < best[0]) and self.admits(device, action, self.counts[device]):
                 best = own, queue
         if best is not None:
             self._run(device, best[1], now + 1)

@@ -158,7 +158,9 @@ def _building_block(stages: int, slopes: Slopes) -> tuple[tuple[int, ...], ...]:
             legs.append(starts)
         return [tuple(leg[device] for leg in legs) for device in down]
 
-    for waits in sorted(product(range(1, PERIOD + 1), repeat=3), key=lambda each: (sum(each), each)):
+    for waits in sorted(
+        product(range(1, PERIOD + 1), repeat=3), key=lambda each: (sum(each), each)
+    ):
         found = placed(waits)
         if all(len({start % PERIOD for start in starts}) == len(starts) for starts in found):
             return tuple(found)

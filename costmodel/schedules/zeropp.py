@@ -41,7 +41,7 @@ def _orders(shape: Shape) -> list[Order]:
     """Input gradients first, then forwards, weight gradients where nothing else is ready; of a
     chunk at most U micro-batches in flight. That is 1F1B on the last chunk of a unit.
     """
-    unit = shape.unit or shape.stages
+    unit = shape.unit_size
 
     def key(kind: int, position: int, batch: int) -> tuple[int, ...]:
         along = position if kind == FORWARD else -position
@@ -62,6 +62,7 @@ def _with_gathers(order: Order, last_chunk: int, unit: int) -> Order:
     weight gradient.
     """
     gathered: set[Action] = set()
+    last_pass = 0
     left: dict[tuple[int, int], int] = {}
     for kind, chunk, batch in order:
         if kind == WEIGHT:
@@ -72,7 +73,8 @@ def _with_gathers(order: Order, last_chunk: int, unit: int) -> Order:
         phase = (FORWARD if chunk == last_chunk else kind, chunk, number)
         if kind != WEIGHT and phase not in gathered:
             gathered.add(phase)
-            found.insert(max(0, len(found) - 1), (GATHER, chunk, number))
+            found.insert(last_pass, (GATHER, chunk, number))
+        last_pass = len(found)
         found.append((kind, chunk, batch))
         if kind == WEIGHT:
             left[chunk, number] -= 1
@@ -82,7 +84,7 @@ def _with_gathers(order: Order, last_chunk: int, unit: int) -> Order:
 
 
 def _unit_in_range(shape: Shape) -> str | None:
-    p, unit = shape.stages, shape.unit or shape.stages
+    p, unit = shape.stages, shape.unit_size
     if p <= unit <= 2 * p - 1:
         if shape.microbatches >= unit:
             return None
@@ -91,7 +93,9 @@ def _unit_in_range(shape: Shape) -> str | None:
             f"nearest: {unit}"
         )
     nearest = min(max(unit, p), 2 * p - 1)
-    return f"zeropp needs a unit of {p} to {2 * p - 1} micro-batches, not {unit}; nearest: {nearest}"
+    return (
+        f"zeropp needs a unit of {p} to {2 * p - 1} micro-batches, not {unit}; nearest: {nearest}"
+    )
 
 
 ZEROPP = Schedule(

@@ -98,9 +98,7 @@ def graph_of_passes(name, shape, times, delays):
         ]
         kinds |= {
             node: k
-            for node, (k, _, _) in zip(
-                passes, [a for a in order if a[0] <= WEIGHT], strict=True
-            )
+            for node, (k, _, _) in zip(passes, [a for a in order if a[0] <= WEIGHT], strict=True)
         }
         nx.add_path(graph, passes, wait=0.0)
     paths = schedule.paths(shape)

@@ -255,13 +255,19 @@ def test_a_cycle_is_named():
     named = told.removeprefix("passes wait for one another: ").split(" <- ")
     assert named[0] == named[-1]
     assert len(named) > 2
-    assert set(named) <= {f"{k}{m} of chunk 0 on device {d}" for k in "FB" for m in (0, 1) for d in (0, 1)}
+    assert set(named) <= {
+        f"{k}{m} of chunk 0 on device {d}" for k in "FB" for m in (0, 1) for d in (0, 1)
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "told"),
     [
-        ("interleaved-1f1b", Shape(4, 2, 3), "micro-batches (3) divisible by stages (4); nearest: 4"),
+        (
+            "interleaved-1f1b",
+            Shape(4, 2, 3),
+            "micro-batches (3) divisible by stages (4); nearest: 4",
+        ),
         ("interleaved-zb", Shape(4, 2, 9), "divisible by stages (4); nearest: 8"),
         ("interleaved-1f1b", Shape(4, 1, 4), "at least 2 chunks"),
         ("interleaved-1f1b", Shape(1, 2, 4), "at least 2 stages"),
