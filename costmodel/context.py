@@ -265,15 +265,28 @@ class CostContext:
         return level.latency_s + whole
 
     def handed_over_s(
-        self, mesh: Mesh, strategy: Strategy, micro_batch: int, num_chunks: int
+        self,
+        mesh: Mesh,
+        strategy: Strategy,
+        micro_batch: int,
+        num_chunks: int,
+        *,
+        folds: bool = False,
     ) -> tuple[float, ...]:
         """Seconds for which each stage is held up by handing on both passes of one micro-batch.
 
         The last virtual stage sends nothing forward; a backward is charged like the forward over
-        the same boundary, so the stage before it pays for both.
+        the same boundary, so the stage before it pays for both. ``folds``: chunks go down the
+        stages and up again, and what turns around stays on its stage.
         """
         blocked = 2 * (1 - self.own.p2p_overlap)
         p2p = self.p2p_s(mesh, strategy, micro_batch)
+        if folds:
+            links = [0.0, *p2p[:-1], 0.0]
+            legs = num_chunks // 2
+            return tuple(
+                legs * blocked * (links[stage] + links[stage + 1]) for stage in range(mesh.pp)
+            )
         seconds = [num_chunks * blocked * each for each in p2p]
         seconds[-1] -= blocked * p2p[-1]
         return tuple(seconds)

@@ -16,6 +16,7 @@ from profiles.layers import Block
 if TYPE_CHECKING:
     from costmodel.context import CostContext
     from costmodel.layers import LayerCost
+    from costmodel.schedules import Schedule
     from planner.space import Candidate, Degrees
 
 __all__ = ["BlockTimes", "CandidateBounds", "PipelineBound"]
@@ -38,7 +39,9 @@ class PipelineBound:
     the division of W, so the greatest is no less. For 1F1B with 1 < m <= p only "the stages
     before it once, then m times" is certain; its least value over all divisions is
     W / (1 - (1 - 1/m)^p). With several chunks only the mean stage's work, m W / p, is certain
-    for any division: a light first chunk lets the next stage start early.
+    for any division: a light first chunk lets the next stage start early. The same holds where
+    weight gradients are put off into the drain, or where two directions share the devices, each
+    of which then works for half of the micro-batches on its own stage and the opposite one.
     """
 
     schedule: str
@@ -47,10 +50,14 @@ class PipelineBound:
     microbatches: int
 
     @property
+    def _kind(self) -> Schedule:
+        return SCHEDULES[self.schedule]
+
+    @property
     def fill(self) -> float:
         """Factor of the sum of stage times."""
         p, m = self.stages, self.microbatches
-        if self.chunks > 1:
+        if self.chunks > 1 or not self._kind.returns_whole:
             return m / p
         if self.schedule == "1f1b" and 1 < m <= p:
             return 1 / (1 - (1 - 1 / m) ** p)
@@ -58,7 +65,7 @@ class PipelineBound:
 
     def least(self, sums: float, greatest: float) -> float:
         """Least time of all passes."""
-        return max(self.fill * sums, self.microbatches * greatest)
+        return max(self.fill * sums, self.microbatches / self._kind.copies * greatest)
 
     def whole_blocks(self, blocks: int, share: BlockTimes) -> float:
         """Least time when ``blocks`` equal blocks stay whole, in the time unit of ``share``.
@@ -66,11 +73,14 @@ class PipelineBound:
         Say the fullest stage holds K blocks, and the stages lack D = p K - blocks of being equal.
         At most D stages stand behind the last full one, so at least blocks - K - D (K - 1) blocks
         stand before it: their forwards come before its first pass, their backwards (or its own
-        work once a step) after its last one. Of several chunks only the first is certain, which
+        work once a step) after its last one, unless weight gradients end its step. Of several chunks only the first is certain, which
         holds K / v blocks on each of the p - D - 1 other full stages. The last stage holds at
         least blocks - (p - 1) K, and the head. The bound is the least over all K.
         """
         p, m, t = self.stages, self.microbatches, share.block
+        if self._kind.copies > 1:
+            return m / 2 * (-(-2 * blocks // p) * t + 2 * share.fixed)
+        drains = 1.0 if self._kind.returns_whole else share.forward_part
         best, most = float("inf"), -(-blocks // p)
         while m * (most * t + share.fixed) < best:
             lacking = p * most - blocks
@@ -78,11 +88,12 @@ class PipelineBound:
             rest = max(0, blocks - (p - 1) * most)
             before_last = blocks - rest
             if self.chunks > 1:
-                full = max(0, p - lacking - 1)
+                full = 0 if self._kind.folds else max(0, p - lacking - 1)
                 before = before_last = full * (most // self.chunks)
-            waits = max(before * t, before * t * share.forward_part + most * share.once)
+            forwards = before * t * share.forward_part
+            waits = max(before * t * drains, forwards + most * share.once)
             full_stage = m * (most * t + share.fixed) + waits
-            last_stage = m * (rest * t + share.head + share.fixed) + before_last * t
+            last_stage = m * (rest * t + share.head + share.fixed) + before_last * t * drains
             best = min(best, max(full_stage, last_stage))
             most += 1
         return best
@@ -256,7 +267,11 @@ class CandidateBounds:
         degrees = candidate.degrees
         host = degrees.pp * degrees.chunks * self.context.own.micro_batch_s
         sends = self.context.handed_over_s(
-            candidate.mesh, candidate.strategy(), degrees.micro_batch, degrees.chunks
+            candidate.mesh,
+            candidate.strategy(),
+            degrees.micro_batch,
+            degrees.chunks,
+            folds=SCHEDULES[degrees.schedule].folds,
         )
         return host + sum(sends)
 

@@ -103,7 +103,9 @@ class Schedule:
     from a forward pass to the end of its backward pass (None: read off the orders).
     ``rule(shape)``: why it cannot run so, with the nearest legal value; None if it can.
     ``chunks``: the numbers of chunks that a micro-batch may cross on a device, None: two or more.
-    ``splits``: weight gradients are passes of their own. ``steady``: after a warm-up it repeats
+    ``splits``: weight gradients are passes of their own. ``fill_speed``: how many times faster than
+    a pipeline of as many chunks that does not split it fills and drains, about, where F = B = W;
+    searches expect it, nothing is promised. ``steady``: after a warm-up it repeats
     the same passes for every further group of p micro-batches. ``copies``: of the weights.
     ``drains``: gradients of a step are applied after all of its passes; where not, weights change
     under way and training is not equivalent to that on one device.
@@ -117,9 +119,23 @@ class Schedule:
     rule: Callable[[Shape], str | None] = _nothing
     chunks: tuple[int, ...] | None = (1,)
     splits: bool = False
+    fill_speed: int = 1
     steady: bool = True
     copies: int = 1
     drains: bool = True
+
+    @property
+    def folds(self) -> bool:
+        """Whether the model ends on the device where it starts."""
+        path, *_ = self.paths(Shape(2, self.usual_chunks, 2))
+        return path[-1][0] == path[0][0]
+
+    @property
+    def returns_whole(self) -> bool:
+        """Whether micro-batches drain by whole backward passes through one copy of the weights, so
+        that the bounds of a pipeline with flush hold.
+        """
+        return not self.splits and self.copies == 1 and self.drains
 
     @property
     def usual_chunks(self) -> int:

@@ -100,4 +100,5 @@ INTERLEAVED_ZB = Schedule(
     rule=lambda shape: _whole_rounds("interleaved-zb", shape),
     chunks=None,
     splits=True,
+    fill_speed=3,
 )

@@ -68,6 +68,7 @@ CHIMERA = Schedule(
     orders=_merged(CHIMERA_PATHS),
     paths=CHIMERA_PATHS,
     rule=lambda shape: _even("chimera", shape),
+    fill_speed=2,
     steady=False,
     copies=2,
 )
@@ -78,6 +79,7 @@ BITPIPE = Schedule(
     paths=BITPIPE_PATHS,
     rule=lambda shape: _even("bitpipe", shape),
     chunks=(2,),
+    fill_speed=2,
     steady=False,
     copies=2,
 )

@@ -218,6 +218,7 @@ ZBV = Schedule(
     paths=vee,
     chunks=(2,),
     splits=True,
+    fill_speed=6,
 )
 DUALPIPE_V = Schedule(
     name="dualpipe-v",
@@ -227,6 +228,7 @@ DUALPIPE_V = Schedule(
     rule=_enough,
     chunks=(2,),
     splits=True,
+    fill_speed=3,
 )
 V_HALF = Schedule(
     name="v-half",

@@ -59,6 +59,7 @@ ZB_H1 = Schedule(
     orders=_zb_h1,
     held=_whole_pipeline,
     splits=True,
+    fill_speed=3,
 )
 ZB_H2 = Schedule(
     name="zb-h2",
@@ -66,4 +67,5 @@ ZB_H2 = Schedule(
     orders=_zb_h2,
     held=_twice,
     splits=True,
+    fill_speed=12,
 )

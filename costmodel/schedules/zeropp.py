@@ -105,5 +105,6 @@ ZEROPP = Schedule(
     rule=_unit_in_range,
     chunks=None,
     splits=True,
+    fill_speed=3,
     steady=False,
 )

@@ -266,7 +266,7 @@ def test_a_cycle_is_named():
         (
             "interleaved-1f1b",
             Shape(4, 2, 3),
-            "micro-batches (3) divisible by stages (4); nearest: 4",
+            "(3) divisible by stages (4); nearest: 4",
         ),
         ("interleaved-zb", Shape(4, 2, 9), "divisible by stages (4); nearest: 8"),
         ("interleaved-1f1b", Shape(4, 1, 4), "at least 2 chunks"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import networkx as nx
 import pytest
@@ -20,8 +21,9 @@ from pipelines import (
 )
 
 from costmodel.events import CycleError, Task, run_tasks
+from costmodel.occupancy import Sizes, held_over_time
 from costmodel.schedules import FORWARD, GATHER, INPUT, SCHEDULES, Schedule, Shape
-from costmodel.simulate import simulate
+from costmodel.simulate import in_flight, simulate
 from costmodel.timeline import CAUSES, COMPUTE, DATA, HANDOVER, TENSOR, Traffic, play
 
 LETTER = {0: "F", 1: "B", 2: "B", 3: "W"}
@@ -136,7 +138,7 @@ def test_a_pool_keeps_brents_bounds_for_500_random_graphs():
         for i, task in enumerate(tasks):
             depth[i] = task.seconds + max((depth[j] for j in task.waits), default=0.0)
         span = max(ends)
-        assert max(work / servers, max(depth)) <= span * (1 + 1e-12)
+        assert max(work / servers, *depth) <= span * (1 + 1e-12)
         assert span <= work / servers + max(depth) + 1e-9
 
 
@@ -196,7 +198,7 @@ def test_a_stream_runs_one_event_at_a_time_and_no_event_before_what_it_waits_for
                 for e in timeline.events
                 if (e.device, e.stream) == (device, stream)
             )
-            assert all(a[1] <= b[0] + 1e-9 for a, b in zip(own, own[1:], strict=False))
+            assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(own))
 
 
 def two_devices(**traffic):
@@ -256,3 +258,27 @@ def test_gathers_of_zeropp_hide_behind_the_passes_before_them():
         assert timeline.spans_s[0] == run_equal("zeropp", shape, (2, 2, 2)).span_s
         assert timeline.idle_s[0]["warm-up"] == seconds
         assert timeline.exposed_s == (0.0,) * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipeline=pipelines())
+def test_what_a_device_holds_peaks_where_its_order_says_and_returns_to_nothing(pipeline):
+    name, shape, times, _ = pipeline
+    schedule = SCHEDULES[name]
+    times = equal_times(name, shape)  # a pass of no time would hold nothing
+    share = [[1 / shape.chunks] * (shape.chunks * schedule.copies)] * shape.stages
+    timeline = play(schedule, shape, times)
+    points = held_over_time(timeline, Sizes(activations=share, gathered=share, gradients=share))
+    for own, peak in zip(points, in_flight(schedule, shape), strict=True):
+        assert max(h.activations + h.for_weights for h in own) == pytest.approx(peak)
+        assert own[-1][1:] == pytest.approx((0, 0, 0, 0))
+        assert min(min(h[1:]) for h in own) >= -1e-9
+
+
+def test_zeropp_holds_the_gathered_parameters_of_two_chunks_at_most():
+    shape = Shape(4, 4, 8, 4)
+    timeline = play(SCHEDULES["zeropp"], shape, equal_times("zeropp", shape, (4, 4, 4)))
+    ones = [[1] * 4] * 4
+    for own in held_over_time(timeline, Sizes(activations=ones, gathered=ones)):
+        assert 1 <= max(h.gathered for h in own) <= 3
+        assert own[-1].gathered == 0
