@@ -256,7 +256,8 @@ class _Stage:
     def _tied(self, context: CostContext, layout: Layout) -> float:
         """A tied matrix on two stages: its gradient is summed over both once a step."""
         last = layout.num_stages - 1
-        if not context.model.tied or last == 0 or self.number not in (0, last):
+        together = last == 0 or SCHEDULES[layout.schedule].folds
+        if not context.model.tied or together or self.number not in (0, last):
             return 0.0
         head = next(r.layer for r in context.model.runs if isinstance(r.layer, Head))
         size = head.vocab * head.hidden // layout.mesh.tp * context.training.grad_dtype.bytes

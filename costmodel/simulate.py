@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, PASSES, WEIGHT, Shape
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from costmodel.schedules import Order, Path, Schedule
 
-__all__ = ["DeadlockError", "PassTimes", "Span", "hop", "in_flight", "peak_held", "simulate"]
+__all__ = ["DeadlockError", "PassTimes", "Span", "hop", "in_flight", "least_in_flight", "peak_held", "simulate"]
 
 
 WARM_GROUPS = 12  # groups of p micro-batches after which a steady schedule is looked at
@@ -255,8 +256,7 @@ def peak_held(
     until the input gradient is done, which is how schedules are compared in print.
     """
     if schedule.steady:
-        short = SHORT_RUN * shape.stages + shape.microbatches % shape.stages
-        shape = replace(shape, microbatches=min(shape.microbatches, short))
+        shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
     peaks = []
     for sizes, order in zip(held, schedule.orders(shape), strict=True):
         now = peak = 0.0
@@ -274,5 +274,19 @@ def in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
     """Micro-batches of its whole share that each device holds at most."""
     if schedule.held is not None:
         return schedule.held(shape)
+    if schedule.steady:
+        shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
+    return _measured_in_flight(schedule, shape)
+
+
+def least_in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
+    """Micro-batches of its whole share that each device is sure to hold, without long orders."""
+    if schedule.least_held is not None:
+        return (schedule.least_held(shape),) * shape.stages
+    return in_flight(schedule, shape)
+
+
+@lru_cache(maxsize=4096)
+def _measured_in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
     share = [1 / shape.chunks] * (shape.chunks * schedule.copies)
     return peak_held(schedule, shape, [share] * shape.stages)

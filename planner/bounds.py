@@ -9,7 +9,7 @@ from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.sharding import state_bytes
-from costmodel.simulate import in_flight
+from costmodel.simulate import least_in_flight
 from planner.space import ORDER_BY_STAGE
 from profiles.layers import Block
 
@@ -229,7 +229,7 @@ class CandidateBounds:
         rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns
-        resident = self._resident(candidate, main)
+        resident = self._resident(candidate, main) * SCHEDULES[degrees.schedule].copies
         own = _least_time(self.counts[main], rooms, resident, options, most)
         if own is None:
             return None
@@ -338,12 +338,18 @@ class CandidateBounds:
         room -= self.context.gathered_bytes(candidate.strategy(), degrees.micro_batch)
         flights = self._in_flight(candidate)
         rooms = [(flight, room) for flight in flights]
-        for stage, c in ((0, self.context.chain[0]), (-1, self.context.chain[-1])):
+        kind = SCHEDULES[degrees.schedule]
+        if kind.copies > 1:  # what the two directions hold of each end is left to the exact account
+            return [(flight / kind.copies, room) for flight in flights]
+        last = 0 if kind.folds else -1
+        chain = self.context.chain
+        for stage, c, ends in ((0, chain[0], False), (last, chain[-1], True)):
             if c != self.main:
                 cost = self._cost(degrees, c, NO_RECOMPUTE)
                 flight, left = rooms[stage]
-                left -= cost.saved_bytes * (1 if stage and degrees.chunks > 1 else flight)
-                if degrees.pp > 1 or stage == 0:  # a tied head on one stage holds nothing more
+                left -= cost.saved_bytes * (1 if ends and degrees.chunks > 1 else flight)
+                # a tied head beside the embedding holds nothing more
+                if not ends or (degrees.pp > 1 and not kind.folds):
                     left -= self._resident(candidate, c)
                 rooms[stage] = flight, left
         return rooms
@@ -354,7 +360,7 @@ class CandidateBounds:
         key = (degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         if key not in self._flights:
             shape = Shape(degrees.pp, degrees.chunks, microbatches)
-            self._flights[key] = in_flight(SCHEDULES[degrees.schedule], shape)
+            self._flights[key] = least_in_flight(SCHEDULES[degrees.schedule], shape)
         return self._flights[key]
 
 

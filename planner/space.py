@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.schedules import SCHEDULES, Shape
+from costmodel.schedules.zeropp import moves_less_than_tp
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
@@ -33,7 +35,11 @@ ORDERS = {"tp-cp-ep-dp-pp": ORDER_BY_STAGE, "tp-cp-ep-pp-dp": ORDER_BY_REPLICA}
 LARGEST_MICRO_BATCH = 16
 LARGEST_CHUNKS = 16
 LARGEST_CP = 64
+LEAST_BUBBLE = 0.02
 WEIGHTS_SHARDED = 3
+
+# Schedules that one stage may be said to have.
+WITHOUT_PIPELINE = ("1f1b", "gpipe")
 
 # What --fix, --max and --exclude may name.
 CHOICES = (
@@ -52,6 +58,38 @@ CHOICES = (
     "rank_order",
     "sequence_parallel",
 )
+
+
+def _bubble_matters(_space: SearchSpace, _tp: int, _micro_batch: int, pp: int, count: int) -> bool:
+    """ZB-H1: it takes up to two thirds of 1F1B's bubble away, so that bubble must be 2 % or more."""
+    return pp - 1 >= LEAST_BUBBLE * (count + pp - 1)
+
+
+def _one_unit(_space: SearchSpace, _tp: int, _micro_batch: int, pp: int, count: int) -> bool:
+    """BitPipe: as many micro-batches as stages, so that both directions are filled once."""
+    return count == pp
+
+
+def _gathers_little(space: SearchSpace, tp: int, micro_batch: int, pp: int, count: int) -> bool:
+    """ZeroPP: in place of tensor parallelism, for few micro-batches, where gathers move less."""
+    return (
+        tp == 1
+        and pp <= count <= 2 * pp
+        and moves_less_than_tp(
+            unit=pp,
+            seq_len=space.training.seq_len,
+            micro_batch=micro_batch,
+            hidden=space.model.hidden or 0,
+        )
+    )
+
+
+# Schedules that are only tried where they may pay: (space, tp, micro-batch, stages, micro-batches).
+NARROW: Final[dict[str, Callable[[SearchSpace, int, int, int, int], bool]]] = {
+    "zb-h1": _bubble_matters,
+    "bitpipe": _one_unit,
+    "zeropp": _gathers_little,
+}
 
 
 class Degrees(NamedTuple):
@@ -183,7 +221,7 @@ class SearchSpace:
             for pp in self.pp_degrees(tp * cp):
                 for dp, micro_batch in self._batches(tp * cp * pp):
                     for expert in self._expert_degrees(tp, cp * dp):
-                        for schedule, chunks in self._schedules(pp, dp, micro_batch):
+                        for schedule, chunks in self._schedules(tp, pp, dp, micro_batch):
                             yield Degrees(
                                 tp, cp, *expert, pp, dp, micro_batch, chunks, schedule,
                                 sequence_parallel,
@@ -294,27 +332,33 @@ class SearchSpace:
                 ):
                     yield ep, expert_tp
 
-    def _schedules(self, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
-        """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed.
-        Chunks divide the blocks of the fullest stage: interleaved passes of unequal length wait
-        for one another.
+    def _schedules(self, tp: int, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
+        """(schedule, chunks). Chunks divide the blocks of the fullest stage: interleaved passes of
+        unequal length wait for one another. One stage has no schedule but 1F1B.
         """
         microbatches = self.training.global_batch // (dp * micro_batch)
-        names = [
-            name for name in self.rules.schedules if self.restrictions.allows("schedule", name)
-        ]
-        if "1f1b" in names and "gpipe" in names:
-            names.remove("gpipe")
-            self.refused["gpipe is dominated by 1f1b"] += 1
         share = -(-self.model.num_blocks // pp) if self._interleaves else 1
-        for name in names:
-            for chunks in range(1, min(LARGEST_CHUNKS, share) + 1):
+        for name in self._schedule_names:
+            if pp == 1 and name not in WITHOUT_PIPELINE:
+                continue
+            if name in NARROW and not NARROW[name](self, tp, micro_batch, pp, microbatches):
+                continue
+            for chunks in SCHEDULES[name].chunks or range(2, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):
                     continue
                 if SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None:
                     yield name, chunks
 
-    @property
+    @cached_property
+    def _schedule_names(self) -> list[str]:
+        """Schedules to try: what the launcher searches, or the ones asked for."""
+        allowed = [n for n in self.rules.schedules if self.restrictions.allows("schedule", n)]
+        if "schedule" in self.restrictions.fixed:
+            return allowed
+        tried = [n for n in allowed if n in self.rules.searched or n in NARROW]
+        return tried or allowed
+
+    @cached_property
     def _interleaves(self) -> bool:
         """Whether chunks can be dealt out: transformer blocks in one row, with other layers only
         before the first and behind the last of them.
@@ -335,14 +379,23 @@ class SearchSpace:
                 continue
             if zero and replicas == 1:
                 continue  # nothing to shard over
+            if not self._zero_fits_schedule(degrees, zero):
+                continue
+            families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
             for group, order, family in product(
-                self._shard_groups(degrees, zero), self._orders(degrees), self.recompute_families()
+                self._shard_groups(degrees, zero), self._orders(degrees), families
             ):
                 candidate = Candidate(degrees, zero, group, order, family)
                 if degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
                     yield candidate
                 else:
                     self.refused["expert groups do not tile the ranks in this order"] += 1
+
+    def _zero_fits_schedule(self, degrees: Degrees, zero: int) -> bool:
+        """ZeroPP shards parameters; some launchers cannot split backward passes beside ZeRO-3."""
+        if degrees.schedule == "zeropp" and zero != WEIGHTS_SHARDED:
+            return False
+        return not SCHEDULES[degrees.schedule].splits or zero in self.rules.split_zero
 
     def _shard_groups(self, degrees: Degrees, zero: int) -> list[int]:
         """All replicas, or those of one node where there are more (HSDP)."""
@@ -364,10 +417,15 @@ class SearchSpace:
             names.append("tp-cp-ep-pp-dp")
         return [name for name in names if self.restrictions.allows("rank_order", name)]
 
-    def recompute_families(self) -> list[tuple[Recompute, ...]]:
-        """Sets of recomputations that the layers of one job may mix; only blocks take part."""
+    def recompute_families(self, *, splits: bool = False) -> list[tuple[Recompute, ...]]:
+        """Sets of recomputations that the layers of one job may mix; only blocks take part. None
+        beside split backward passes (``splits``), which would compute again for each half.
+        """
         if not self._blocks:
             return [(NO_RECOMPUTE,)]
+        if splits:
+            allowed = self.restrictions.allows("recompute", RecomputeKind.NONE.value)
+            return [(NO_RECOMPUTE,)] if allowed else []
         full = Recompute(RecomputeKind.FULL)
         selective = self._selective() if self.rules.selective else []
         options = [

@@ -100,7 +100,8 @@ class Schedule:
 
     ``orders(shape)``: the passes (and gathers, reductions) of every device, one after another.
     ``held(shape)``: micro-batches of its whole share whose activations each device keeps at most,
-    from a forward pass to the end of its backward pass (None: read off the orders).
+    from a forward pass to the end of its backward pass (None: read off the orders), and
+    ``least_held(shape)`` what every device is sure to hold at its peak (None: what ``held`` says).
     ``rule(shape)``: why it cannot run so, with the nearest legal value; None if it can.
     ``chunks``: the numbers of chunks that a micro-batch may cross on a device, None: two or more.
     ``splits``: weight gradients are passes of their own. ``fill_speed``: how many times faster than
@@ -115,6 +116,7 @@ class Schedule:
     summary: str
     orders: Callable[[Shape], list[Order]]
     held: Callable[[Shape], tuple[float, ...]] | None = None
+    least_held: Callable[[Shape], float] | None = None
     paths: Callable[[Shape], tuple[Path, ...]] = looped
     rule: Callable[[Shape], str | None] = _nothing
     chunks: tuple[int, ...] | None = (1,)

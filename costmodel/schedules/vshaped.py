@@ -234,6 +234,7 @@ V_HALF = Schedule(
     name="v-half",
     summary="half of 1F1B's activations, half of its bubble",
     orders=_repeated((2, 1, 2, 1), 1),
+    least_held=lambda shape: (min(shape.stages, shape.microbatches) + 1) / 2,
     paths=vee,
     chunks=(2,),
     splits=True,

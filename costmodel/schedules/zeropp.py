@@ -102,6 +102,7 @@ ZEROPP = Schedule(
     name="zeropp",
     summary="units of micro-batches cross the chunks in turn; parameters are gathered once a unit",
     orders=_orders,
+    least_held=lambda shape: (shape.unit_size * (shape.chunks - 1) + 1) / shape.chunks,
     rule=_unit_in_range,
     chunks=None,
     splits=True,
