@@ -356,6 +356,54 @@ def catalog(shelf: Any, form: str) -> None:
 
 
 @main.command()
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--to", required=True, type=click.Choice(["trace"]),
+    help="trace: one step for the viewers of Chrome and Perfetto.",
+)  # fmt: skip
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def export(plan_file: str, to: str, output: str, *, force: bool) -> None:
+    """Turn a plan file into what other programs read."""
+    from planner import load_plan, refuse_to_overwrite, write_text  # noqa: PLC0415
+    from reports import json_text, trace_answer  # noqa: PLC0415
+
+    if output != "-":
+        refuse_to_overwrite(output, force=force)
+    exporters = {"trace": trace_answer}
+    text = json_text(exporters[to](load_plan(plan_file)))
+    if output == "-":
+        click.echo(text)
+    else:
+        write_text(output, text + "\n")
+        click.echo(f"written: {output}", err=True)
+
+
+@main.command()
+@click.argument("name")
+@click.option("--stages", required=True, type=click.IntRange(min=1), help="Devices in a row.")
+@click.option("--micro-batches", required=True, type=click.IntRange(min=1), help="Of a step.")
+@click.option("--chunks", type=click.IntRange(min=1), help="Chunks a device.  [default: usual]")
+@click.option("--unit", type=click.IntRange(min=1), help="Micro-batches of a unit, for zeropp.")
+@click.option(
+    "--times", default="1,1,1", show_default=True, metavar="F,B,W",
+    help="Times of a whole stage for one micro-batch: forward, input and weight gradients.",
+)  # fmt: skip
+@_format()
+def schedule(name: str, form: str, **flags: Any) -> None:
+    """Draw a pipeline schedule; say its span, makespan, bubble and what it holds."""
+    from planner import run_schedule  # noqa: PLC0415
+    from reports import schedule_answer, schedule_report  # noqa: PLC0415
+
+    flags["microbatches"] = flags.pop("micro_batches")
+    run = run_schedule(name, **flags)
+    if form == "json":
+        _print_json(schedule_answer(run))
+    else:
+        _print(schedule_report(run))
+
+
+@main.command()
 @click.argument("kind", required=False)
 def schema(kind: str | None) -> None:
     """Print the JSON Schema of a kind of file; without KIND, list the kinds."""

@@ -48,8 +48,8 @@ class Traffic:
 
     ``link_s[s]``: one micro-batch between devices s and s + 1 (the last: p - 1 and 0) at the
     link's bandwidth, ``latency_s`` more before it arrives. ``overlaps``: links carry it while
-    devices compute; else it blocks the sender. ``tensor_s[device][chunk]``: behind each forward
-    and each backward (input gradient). ``gather_s`` and ``reduce_s[device][chunk]``: one gather of
+    devices compute; else it blocks the sender. ``tensor_s[device][chunk]``: behind each forward,
+    and behind each backward (input gradient) unless ``tensor_back_s`` says otherwise. ``gather_s`` and ``reduce_s[device][chunk]``: one gather of
     parameters, one reduction of gradients.
     """
 
@@ -57,6 +57,7 @@ class Traffic:
     latency_s: float = 0.0
     overlaps: bool = True
     tensor_s: Sequence[Sequence[float]] = ()
+    tensor_back_s: Sequence[Sequence[float]] = ()
     gather_s: Sequence[Sequence[float]] = ()
     reduce_s: Sequence[Sequence[float]] = ()
 
@@ -171,7 +172,9 @@ class _Score:
                 number = self._pass(device, action, seconds[chunk][kind][batch], waits)
                 last, blocked = (number,), ()
                 if self.traffic.tensor_s and kind in (FORWARD, BACKWARD, INPUT):
-                    own = self.traffic.tensor_s[device][chunk]
+                    back = self.traffic.tensor_back_s or self.traffic.tensor_s
+                    table = self.traffic.tensor_s if kind == FORWARD else back
+                    own = table[device][chunk]
                     blocked = (self._add(device, TENSOR, action, own, waits=last),)
                     self.number["end", (device, action)] = blocked[0]
             elif kind in (SEND_FORWARD, SEND_BACKWARD):

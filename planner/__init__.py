@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         plan_text,
         refuse_to_overwrite,
         save_plan,
+        write_text,
     )
     from planner.planfile import json_schema, schema_kinds
     from planner.planning import Planned, plan_training
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
+    from planner.schedulerun import run_schedule
     from planner.space import Restrictions
 
 __all__ = [
@@ -49,8 +51,10 @@ __all__ = [
     "plan_text",
     "plan_training",
     "refuse_to_overwrite",
+    "run_schedule",
     "save_plan",
     "schema_kinds",
+    "write_text",
 ]
 
 _MODULES: Final = {
@@ -72,8 +76,10 @@ _MODULES: Final = {
     "plan_text": "plandocument",
     "plan_training": "planning",
     "refuse_to_overwrite": "plandocument",
+    "run_schedule": "schedulerun",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
+    "write_text": "plandocument",
 }
 
 

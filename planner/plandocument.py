@@ -28,6 +28,7 @@ __all__ = [
     "plan_text",
     "refuse_to_overwrite",
     "restrictions_document",
+    "write_text",
     "rounded",
     "save_plan",
 ]
@@ -95,8 +96,12 @@ def plan_text(plan: Plan, *, folder: str | Path = ".") -> str:
 def save_plan(plan: Plan, path: str | Path, *, force: bool = False) -> None:
     """Write the plan file, whole or not at all. Raises ``InputError`` where it cannot."""
     refuse_to_overwrite(path, force=force)
+    write_text(path, plan_text(plan, folder=Path(path).parent))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises ``InputError`` where it cannot."""
     target = Path(path)
-    text = plan_text(plan, folder=target.parent)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         unfinished.write_text(text, encoding="utf-8", newline="\n")

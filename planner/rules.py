@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from planner.space import Degrees, SearchSpace
 
-__all__ = ["BrokenRule", "broken_rules", "num_microbatches"]
+__all__ = ["SPLIT_RULE", "BrokenRule", "broken_rules", "num_microbatches"]
 
 LARGEST_DEGREE: Final = 4_096
+SPLIT_RULE: Final = "each half of a split backward pass would compute again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

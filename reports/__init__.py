@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         plan_answer,
     )
     from reports.facts import facts_of
+    from reports.schedule import schedule_answer, schedule_report
     from reports.terminal import (
         discard_stdout,
         print_report,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         facts_report,
         plan_report,
     )
+    from reports.trace import trace_answer
 
 __all__ = [
     "catalog_answer",
@@ -43,6 +45,9 @@ __all__ = [
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "schedule_answer",
+    "schedule_report",
+    "trace_answer",
     "until_interrupt",
 ]
 
@@ -56,6 +61,9 @@ _MODULES: Final = {
     "plan_answer": "answers",
     "print_report": "terminal",
     "progress_on_stderr": "terminal",
+    "schedule_answer": "schedule",
+    "schedule_report": "schedule",
+    "trace_answer": "trace",
     "until_interrupt": "terminal",
 }
 

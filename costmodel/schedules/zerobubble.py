@@ -55,7 +55,7 @@ def _twice(shape: Shape) -> tuple[float, ...]:
 
 ZB_H1 = Schedule(
     name="zb-h1",
-    summary="1F1B whose weight gradients fill a third of the bubble, at 1F1B's memory",
+    summary="1F1B whose weight gradients fill two thirds of the bubble",
     orders=_zb_h1,
     held=_whole_pipeline,
     splits=True,
