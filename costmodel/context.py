@@ -144,11 +144,14 @@ class CostContext:
         mesh: Mesh,
         *,
         shares_embedding: bool = False,
+        share_gather: int = 1,
     ) -> LayerStep:
-        """Cost of one layer on one rank of ``mesh``."""
-        key = (layer, strategy, micro_batch, mesh, shares_embedding)
+        """Cost of one layer on one rank of ``mesh``; ``share_gather`` micro-batches have one gather
+        of its parameters, and one reduction of its gradients, in common.
+        """
+        key = (layer, strategy, micro_batch, mesh, shares_embedding, share_gather)
         if key not in self._steps:
-            self._steps[key] = self._layer(layer, strategy, micro_batch, mesh, shares_embedding)
+            self._steps[key] = self._layer(*key)
         return self._steps[key]
 
     def _layer(
@@ -158,12 +161,13 @@ class CostContext:
         micro_batch: int,
         mesh: Mesh,
         shares_embedding: bool,  # noqa: FBT001 - private
+        share_gather: int,
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
         states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
         return LayerStep(
-            forward=self._with_traffic(cost.forward, states.forward_comm_s),
-            backward=self._with_traffic(cost.backward, states.backward_comm_s),
+            forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
+            backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
             weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
             transient_bytes=cost.transient_bytes + states.working_bytes,

@@ -346,6 +346,12 @@ def _sends(context: CostContext, layout: Layout, device: int) -> list[float]:
     return [sends[chunk] for chunk in sorted(sends)]
 
 
+def _gathered_chunks(stage: _Stage) -> int:
+    """Whole parameters and gradients of the chunk at work and of the one that comes next."""
+    chunks = [sum(s.states.working_bytes * n for s, n in chunk) for chunk in stage.chunks]
+    return sum(sorted(chunks)[-2:])
+
+
 def _traffic_s(cost: PassCost) -> float:
     """Exposed communication of a pass."""
     return cost.tp_s + cost.cp_s + cost.ep_s + cost.zero_s
@@ -383,10 +389,17 @@ def _counted_steps(
         for run in model.runs_between(chunk.first, chunk.stop)
     )
 
+    share_gather = SCHEDULES[layout.schedule].microbatches_per_gather(layout.num_stages)
+
     def step(layer: Layer, span: LayerSpan) -> LayerStep:
         shares = tied_here and isinstance(layer, Head)
         return context.layer(
-            layer, span.strategy, layout.micro_batch, layout.mesh, shares_embedding=shares
+            layer,
+            span.strategy,
+            layout.micro_batch,
+            layout.mesh,
+            shares_embedding=shares,
+            share_gather=share_gather,
         )
 
     return [
@@ -420,15 +433,17 @@ def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> l
     peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, _saved(stages))
     gathered = max(context.gathered_bytes(s, layout.micro_batch) for s in layout.strategies)
     outside = context.own.context_bytes + context.communicator_bytes(layout.mesh)
+    schedule = SCHEDULES[layout.schedule]
     found = []
     for stage, activations in zip(stages, peaks, strict=True):
         parts = {
-            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps),
+            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps)
+            * (1 if schedule.drains else layout.num_stages - stage.number),  # versions in use
             "gradients": sum(s.states.gradient_bytes * n for s, n in stage.steps),
             "optimizer": sum(s.states.optimizer_bytes * n for s, n in stage.steps),
             "activations": math.ceil(activations),
             "working": max(s.transient_bytes for s, _ in stage.steps),
-            "buffers": gathered,
+            "buffers": gathered + (_gathered_chunks(stage) if schedule.gathers_by_unit else 0),
         }
         reserved = int(context.own.reserve * sum(parts.values()))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))

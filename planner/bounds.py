@@ -251,7 +251,9 @@ class CandidateBounds:
         once = context.once_s(states, forward_s=options[0].forward_ns / NANO, backward_s=behind)
         if zero < GRADIENTS_SHARDED:
             return options, once
-        forward, backward = states.forward_comm_s, states.backward_comm_s
+        degrees = candidate.degrees
+        share = SCHEDULES[degrees.schedule].microbatches_per_gather(degrees.pp)
+        forward, backward = states.forward_comm_s / share, states.backward_comm_s / share
         loaded = [
             option._replace(
                 time_ns=option.time_ns

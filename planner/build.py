@@ -86,7 +86,12 @@ class CandidateProblem:
             together = degrees.pp == 1 or self.schedule.folds
             tied = isinstance(layer, Head) and layer.tied and together and has_embedding
             return self.context.layer(
-                layer, strategy, degrees.micro_batch, mesh, shares_embedding=tied
+                layer,
+                strategy,
+                degrees.micro_batch,
+                mesh,
+                shares_embedding=tied,
+                share_gather=self.schedule.microbatches_per_gather(degrees.pp),
             )
 
         return tuple(

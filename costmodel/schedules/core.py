@@ -109,7 +109,8 @@ class Schedule:
     searches expect it, nothing is promised. ``steady``: after a warm-up it repeats
     the same passes for every further group of p micro-batches. ``copies``: of the weights.
     ``drains``: gradients of a step are applied after all of its passes; where not, weights change
-    under way and training is not equivalent to that on one device.
+    under way and training is not equivalent to that on one device. ``gathers_by_unit``: parameters
+    that are sharded are gathered once a pass for a unit of micro-batches, not for each.
     """
 
     name: str
@@ -125,6 +126,11 @@ class Schedule:
     steady: bool = True
     copies: int = 1
     drains: bool = True
+    gathers_by_unit: bool = False
+
+    def microbatches_per_gather(self, stages: int) -> int:
+        """Micro-batches that share one gather of sharded parameters: a unit of the usual size."""
+        return stages if self.gathers_by_unit else 1
 
     @property
     def folds(self) -> bool:

@@ -107,5 +107,6 @@ ZEROPP = Schedule(
     chunks=None,
     splits=True,
     fill_speed=3,
+    gathers_by_unit=True,
     steady=False,
 )
