@@ -39,7 +39,8 @@ LONELY = GroupLink(1, ())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
-    included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch, bytes while it runs, and its states.
+    included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
+    bytes while it runs, and its states.
     """
 
     forward: PassCost

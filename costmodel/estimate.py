@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
 from costmodel.layers import PassCost
-from costmodel.occupancy import Sizes, held_over_time
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import PassTimes, hop, peak_held, simulate
-from costmodel.timeline import Traffic, play
 from costmodel.work import CollectiveKind
 from profiles.layers import Embedding, Head
 
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
     from costmodel.context import CostContext, LayerStep
     from costmodel.layout import LayerSpan, Layout
-    from costmodel.occupancy import Held
-    from costmodel.timeline import Timeline
     from profiles.layers import Layer
 
 __all__ = [
@@ -33,6 +29,7 @@ __all__ = [
     "StepSplit",
     "estimate",
     "fit_limit",
+    "saved_bytes",
 ]
 
 COVERAGE = 0.9
@@ -171,29 +168,6 @@ class LayoutCost:
         """Probability that the fullest stage fits its device."""
         margin = math.log(self.context.usable_bytes / self.fullest.device_bytes)
         return NormalDist().cdf(margin / self.context.own.memory_sigma)
-
-    def timeline(self) -> tuple[Timeline, tuple[list[Held], ...]]:
-        """Every pass of the step with its exposed traffic, and the activations that each stage
-        holds over time in bytes. Ends where the simulated passes of the estimate end.
-        """
-        context, layout = self.context, self.layout
-        forward, inputs, weight = zip(*(each.durations() for each in self.stages), strict=True)
-        there = [[_traffic_s(cost) for cost in each.forward] for each in self.stages]
-        back = [[_traffic_s(cost) for cost in each.backward] for each in self.stages]
-        p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
-        timeline = play(
-            SCHEDULES[layout.schedule],
-            layout.shape,
-            PassTimes(
-                forward_s=_less(forward, there), input_s=_less(inputs, back), weight_s=weight
-            ),
-            Traffic(
-                link_s=[seconds * context.own.p2p_overlap for seconds in p2p],
-                tensor_s=there,
-                tensor_back_s=back,
-            ),
-        )
-        return timeline, held_over_time(timeline, Sizes(activations=_saved(self.stages)))
 
     def estimate(self, *, min_fit: float) -> Estimate:
         """Simulate the step and put everything together."""
@@ -352,21 +326,7 @@ def _gathered_chunks(stage: _Stage) -> int:
     return sum(sorted(chunks)[-2:])
 
 
-def _traffic_s(cost: PassCost) -> float:
-    """Exposed communication of a pass."""
-    return cost.tp_s + cost.cp_s + cost.ep_s + cost.zero_s
-
-
-def _less(
-    whole: Iterable[Sequence[float]], part: Iterable[Sequence[float]]
-) -> list[list[float]]:
-    return [
-        [max(0.0, a - b) for a, b in zip(*rows, strict=True)]
-        for rows in zip(whole, part, strict=True)
-    ]
-
-
-def _saved(stages: Sequence[_Stage]) -> list[list[int]]:
+def saved_bytes(stages: Sequence[_Stage]) -> list[list[int]]:
     """Bytes that one micro-batch keeps of each chunk."""
     return [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
 
@@ -430,7 +390,7 @@ def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> flo
 
 
 def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[MemoryBytes]:
-    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, _saved(stages))
+    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved_bytes(stages))
     gathered = max(context.gathered_bytes(s, layout.micro_batch) for s in layout.strategies)
     outside = context.own.context_bytes + context.communicator_bytes(layout.mesh)
     schedule = SCHEDULES[layout.schedule]

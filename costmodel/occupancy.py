@@ -13,7 +13,7 @@ from costmodel.timeline import COMPUTE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from costmodel.timeline import Timeline
+    from costmodel.timeline import Event, Timeline
 
 __all__ = ["KINDS", "Held", "Sizes", "held_over_time"]
 
@@ -65,39 +65,53 @@ def held_over_time(timeline: Timeline, sizes: Sizes) -> tuple[list[Held], ...]:
     return tuple(found)
 
 
-def _changes(
-    timeline: Timeline, sizes: Sizes, device: int
-) -> Iterator[tuple[float, Amount, str]]:
+def _changes(timeline: Timeline, sizes: Sizes, device: int) -> Iterator[tuple[float, Amount, str]]:
     """(time, change, kind) of a device."""
-    last_use = _last_uses(timeline)
+    own = [(n, event) for n, event in enumerate(timeline.events) if event.device == device]
+    yield from _activations([e for _, e in own if e.stream == COMPUTE], sizes.activations[device])
+    if sizes.gathered:
+        last_use = _last_uses(timeline)
+        for number, event in own:
+            if event.kind == GATHER:
+                size = sizes.gathered[device][event.chunk]
+                yield event.start_s, size, "gathered"
+                yield last_use.get(number, event.end_s), -size, "gathered"
+    if sizes.gradients:
+        yield from _gradients(
+            [e for _, e in own], sizes.gradients[device], until=timeline.makespan_s
+        )
+
+
+def _activations(
+    events: list[Event], sizes: Sequence[Amount]
+) -> Iterator[tuple[float, Amount, str]]:
+    for event in events:
+        size = sizes[event.chunk]
+        if event.kind == FORWARD:
+            yield event.start_s, size, "activations"
+        elif event.kind in (BACKWARD, INPUT):
+            yield event.end_s, -size, "activations"
+        if event.kind == INPUT:
+            yield event.end_s, size, "for_weights"
+        elif event.kind == WEIGHT:
+            yield event.end_s, -size, "for_weights"
+
+
+def _gradients(
+    events: list[Event], sizes: Sequence[Amount], *, until: float
+) -> Iterator[tuple[float, Amount, str]]:
     accumulating: set[int] = set()
-    for number, event in enumerate(timeline.events):
-        if event.device != device:
-            continue
-        kind, chunk = event.kind, event.chunk
-        own = sizes.activations[device][chunk]
-        if event.stream == COMPUTE and kind == FORWARD:
-            yield event.start_s, own, "activations"
-        elif event.stream == COMPUTE and kind in (BACKWARD, INPUT):
-            yield event.end_s, -own, "activations"
-            if kind == INPUT:
-                yield event.end_s, own, "for_weights"
-        elif event.stream == COMPUTE and kind == WEIGHT:
-            yield event.end_s, -own, "for_weights"
-        elif kind == GATHER and sizes.gathered:
-            yield event.start_s, sizes.gathered[device][chunk], "gathered"
-            freed = last_use.get(number, event.end_s)
-            yield freed, -sizes.gathered[device][chunk], "gathered"
-        if not sizes.gradients:
-            continue
-        if event.stream == COMPUTE and kind in (BACKWARD, WEIGHT) and chunk not in accumulating:
+    for event in events:
+        chunk = event.chunk
+        makes = event.stream == COMPUTE and event.kind in (BACKWARD, WEIGHT)
+        if makes and chunk not in accumulating:
             accumulating.add(chunk)
-            yield event.start_s, sizes.gradients[device][chunk], "gradients"
-        elif kind == REDUCE and chunk in accumulating:
+            yield event.start_s, sizes[chunk], "gradients"
+        elif event.kind == REDUCE and chunk in accumulating:
             accumulating.discard(chunk)
-            yield event.end_s, -sizes.gradients[device][chunk], "gradients"
+            yield event.end_s, -sizes[chunk], "gradients"
     for chunk in accumulating:
-        yield timeline.makespan_s, -sizes.gradients[device][chunk], "gradients"
+        yield until, -sizes[chunk], "gradients"
 
 
 def _last_uses(timeline: Timeline) -> dict[int, float]:

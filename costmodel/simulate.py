@@ -17,9 +17,18 @@ from costmodel.schedules import BACKWARD, FORWARD, INPUT, PASSES, WEIGHT, Shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costmodel.schedules import Order, Path, Schedule
+    from costmodel.schedules import Path, Schedule
 
-__all__ = ["DeadlockError", "PassTimes", "Span", "hop", "in_flight", "least_in_flight", "peak_held", "simulate"]
+__all__ = [
+    "DeadlockError",
+    "PassTimes",
+    "Span",
+    "hop",
+    "in_flight",
+    "least_in_flight",
+    "peak_held",
+    "simulate",
+]
 
 
 WARM_GROUPS = 12  # groups of p micro-batches after which a steady schedule is looked at
@@ -89,7 +98,7 @@ class Span:
 
 
 def hop(before: int, after: int, stages: int) -> int:
-    """Number of the link that joins two neighbours: s joins s and s + 1, the last one p - 1 and 0."""
+    """The link between two neighbours: s joins s and s + 1, the last one p - 1 and 0."""
     return before if (after - before) % stages == 1 else after
 
 
@@ -264,7 +273,7 @@ def peak_held(
             if kind == FORWARD:
                 now += sizes[chunk]
                 peak = max(peak, now)
-            elif kind == BACKWARD or kind == (WEIGHT if until_weight else INPUT):
+            elif kind in (BACKWARD, WEIGHT if until_weight else INPUT):
                 now -= sizes[chunk]
         peaks.append(peak)
     return tuple(peaks)

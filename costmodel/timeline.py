@@ -49,8 +49,8 @@ class Traffic:
     ``link_s[s]``: one micro-batch between devices s and s + 1 (the last: p - 1 and 0) at the
     link's bandwidth, ``latency_s`` more before it arrives. ``overlaps``: links carry it while
     devices compute; else it blocks the sender. ``tensor_s[device][chunk]``: behind each forward,
-    and behind each backward (input gradient) unless ``tensor_back_s`` says otherwise. ``gather_s`` and ``reduce_s[device][chunk]``: one gather of
-    parameters, one reduction of gradients.
+    and behind each backward (input gradient) unless ``tensor_back_s`` says otherwise. ``gather_s``
+    and ``reduce_s[device][chunk]``: one gather of parameters, one reduction of gradients.
     """
 
     link_s: Sequence[float] = ()

@@ -12,8 +12,8 @@ from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.simulate import in_flight
-from planner.bounds import PipelineBound
 from planner.launchers import Mixing
+from planner.pipelinebound import PipelineBound
 from planner.problem import SearchProblem
 from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB

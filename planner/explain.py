@@ -190,8 +190,7 @@ def _schedule(plan: Plan) -> ScheduleBinding | None:
     usual = in_flight(SCHEDULES[USUAL], replace(shape, chunks=1))
     reserve = plan.inputs.context.own.reserve
     totals = [
-        each.memory.device_bytes
-        + (1 + reserve) * each.memory.activations * (u / o - 1)
+        each.memory.device_bytes + (1 + reserve) * each.memory.activations * (u / o - 1)
         for each, o, u in zip(plan.estimate.stages, own, usual, strict=True)
     ]
     return ScheduleBinding(

@@ -39,7 +39,7 @@ class LauncherRules:
     """Limits of one launcher. ``zero_in_pipeline``: ZeRO stages that may run with pp > 1.
 
     ``schedules``: those that it runs. Of these the search tries ``searched``, and those whose use
-    is narrow only where they may pay (``planner.space.NARROW``); any other where it is asked for.
+    is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
     ``split_zero``: ZeRO stages that may run beside split backward passes.
     """
 

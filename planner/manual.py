@@ -211,7 +211,9 @@ def _chunks(
     plain: Strategy,
     recompute: tuple[Recompute, int | None],
 ) -> tuple[Chunk, ...]:
-    """The chunks of a cut, at the places of ``path``; embedding and head stand at the ends and are never recomputed."""
+    """The chunks of a cut, at the places of ``path``; embedding and head stand at the ends and are
+    never recomputed.
+    """
     option, most = recompute
     changed = replace(plain, recompute=option)
     layers = model.layers

@@ -28,9 +28,9 @@ __all__ = [
     "plan_text",
     "refuse_to_overwrite",
     "restrictions_document",
-    "write_text",
     "rounded",
     "save_plan",
+    "write_text",
 ]
 
 KIND: Final = "parallel-plan"

@@ -92,7 +92,9 @@ def run_schedule(
     seconds = _times(times, problems)
     if unit is not None and name != "zeropp":
         message = f"{name} has no units of micro-batches"
-        problems.append(Problem(where="--unit", message=message, expected="--unit with zeropp only"))
+        problems.append(
+            Problem(where="--unit", message=message, expected="--unit with zeropp only")
+        )
     shape = Shape(stages, _crossed(schedule, chunks, problems), microbatches, unit or 0)
     rule = None if problems else schedule.problem(shape)
     if rule is not None:

@@ -11,17 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.schedules import SCHEDULES, Shape
-from costmodel.schedules.zeropp import moves_less_than_tp
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
+from planner.narrow import NARROW, Pipeline
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
@@ -35,7 +35,6 @@ ORDERS = {"tp-cp-ep-dp-pp": ORDER_BY_STAGE, "tp-cp-ep-pp-dp": ORDER_BY_REPLICA}
 LARGEST_MICRO_BATCH = 16
 LARGEST_CHUNKS = 16
 LARGEST_CP = 64
-LEAST_BUBBLE = 0.02
 WEIGHTS_SHARDED = 3
 
 # Schedules that one stage may be said to have.
@@ -58,38 +57,6 @@ CHOICES = (
     "rank_order",
     "sequence_parallel",
 )
-
-
-def _bubble_matters(_space: SearchSpace, _tp: int, _micro_batch: int, pp: int, count: int) -> bool:
-    """ZB-H1: it takes up to two thirds of 1F1B's bubble away, so that bubble must be 2 % or more."""
-    return pp - 1 >= LEAST_BUBBLE * (count + pp - 1)
-
-
-def _one_unit(_space: SearchSpace, _tp: int, _micro_batch: int, pp: int, count: int) -> bool:
-    """BitPipe: as many micro-batches as stages, so that both directions are filled once."""
-    return count == pp
-
-
-def _gathers_little(space: SearchSpace, tp: int, micro_batch: int, pp: int, count: int) -> bool:
-    """ZeroPP: in place of tensor parallelism, for few micro-batches, where gathers move less."""
-    return (
-        tp == 1
-        and pp <= count <= 2 * pp
-        and moves_less_than_tp(
-            unit=pp,
-            seq_len=space.training.seq_len,
-            micro_batch=micro_batch,
-            hidden=space.model.hidden or 0,
-        )
-    )
-
-
-# Schedules that are only tried where they may pay: (space, tp, micro-batch, stages, micro-batches).
-NARROW: Final[dict[str, Callable[[SearchSpace, int, int, int, int], bool]]] = {
-    "zb-h1": _bubble_matters,
-    "bitpipe": _one_unit,
-    "zeropp": _gathers_little,
-}
 
 
 class Degrees(NamedTuple):
@@ -341,7 +308,10 @@ class SearchSpace:
         for name in self._schedule_names:
             if pp == 1 and name not in WITHOUT_PIPELINE:
                 continue
-            if name in NARROW and not NARROW[name](self, tp, micro_batch, pp, microbatches):
+            job = Pipeline(
+                tp, pp, microbatches, micro_batch, self.training.seq_len, self.model.hidden
+            )
+            if name in NARROW and not NARROW[name](job):
                 continue
             for chunks in SCHEDULES[name].chunks or range(2, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):

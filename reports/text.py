@@ -85,12 +85,13 @@ def _schedule(own: ScheduleBinding | None) -> Report:
     """What the schedule does for the plan that 1F1B would not."""
     if own is None:
         return []
-    return [
+    told = (
         f"Schedule: {own.name} holds up to {own.in_flight:g} micro-batches on a stage and waits "
         f"{per_cent(own.idle)} of the step; 1f1b in its place would hold up to "
         f"{own.usual_in_flight:g}, wait {per_cent(own.usual_idle)}, and take "
         f"{gib(own.usual_bytes)} of {gib(own.usable_bytes)}."
-    ]
+    )
+    return [told]
 
 
 def facts_report(facts: dict[str, Any]) -> Report:

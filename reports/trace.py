@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.estimate import LayoutCost
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+from costmodel.steptimeline import step_timeline
 from costmodel.timeline import COMPUTE, DATA, HANDOVER, TENSOR
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ THREADS: Final = {
     HANDOVER: (2, "hand-over (pp)"),
     DATA: (3, "gradients (dp)"),
 }
-NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", INPUT: "input grad", WEIGHT: "weight grad"}
+NAMES: Final = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT: "input grad",
+    WEIGHT: "weight grad",
+}
 Record = dict[str, Any]
 
 
@@ -37,7 +43,7 @@ def trace_answer(plan: Plan) -> Record:
     adds to the whole: ``otherData`` has both figures.
     """
     cost = LayoutCost(plan.inputs.context, plan.layout)
-    timeline, held = cost.timeline()
+    timeline, held = step_timeline(cost)
     records: list[Record] = []
     for stage in range(plan.layout.num_stages):
         records += _names(stage)

@@ -1,4 +1,4 @@
-"""Several chunks a device, dealt out in turn: interleaved 1F1B, and the same with split backward."""
+"""Several chunks a device, dealt out in turn: interleaved 1F1B, whole and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zero-bubble schedules of one chunk a device (Qi et al. 2023, "Zero Bubble Pipeline Parallelism")."""
+"""Zero-bubble schedules of one chunk a device (Qi et al. 2023)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pipelines import longest_paths, pipelines, run_equal, shape_of
 
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.simulate import PassTimes
-from planner.bounds import BlockTimes, PipelineBound
+from planner.pipelinebound import BlockTimes, PipelineBound
 
 ONE_CHUNK = ("gpipe", "1f1b")
 INTERLEAVED = "interleaved-1f1b"
