@@ -134,23 +134,23 @@ def inputs(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, Node | No
     return found
 
 
-def _befores(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, list[Node]]:
+def _waits(paths: tuple[Path, ...], orders: list[Order]) -> dict[Node, list[Node]]:
     """What each pass waits for: the pass before it on its device, and its input."""
-    befores: dict[Node, list[Node]] = {}
+    waits: dict[Node, list[Node]] = {}
     previous: Node | None = None
     for node, source in inputs(paths, orders).items():
         same = previous is not None and previous[0] == node[0]
-        befores[node] = [each for each in (previous if same else None, source) if each]
+        waits[node] = [each for each in (previous if same else None, source) if each]
         previous = node
-    return befores
+    return waits
 
 
 def _cycle(paths: tuple[Path, ...], orders: list[Order]) -> list[str]:
     """The passes of a cycle in words, each waiting for the next; empty if there is none."""
-    befores = _befores(paths, orders)
+    waits = _waits(paths, orders)
     followers: dict[Node, list[Node]] = {}
-    left = {node: len(own) for node, own in befores.items()}
-    for node, own in befores.items():
+    left = {node: len(own) for node, own in waits.items()}
+    for node, own in waits.items():
         for before in own:
             followers.setdefault(before, []).append(node)
     free = [node for node, count in left.items() if not count]
@@ -164,7 +164,7 @@ def _cycle(paths: tuple[Path, ...], orders: list[Order]) -> list[str]:
         return []
     walk = [min(stuck)]
     while walk[-1] not in walk[:-1]:
-        walk.append(next(before for before in befores[walk[-1]] if before in stuck))
+        walk.append(next(before for before in waits[walk[-1]] if before in stuck))
     return [describe(*node) for node in walk[walk.index(walk[-1]) :]]
 
 
