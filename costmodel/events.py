@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
 __all__ = ["CycleError", "Task", "run_tasks"]
 
@@ -33,7 +33,6 @@ class Task(NamedTuple):
     seconds: float
     waits: tuple[int, ...] = ()
     lag_s: float = 0.0
-    label: str = ""
 
 
 @dataclass(slots=True)
@@ -44,17 +43,21 @@ class _Resource:
 
 
 def run_tasks(
-    tasks: Sequence[Task], pools: Mapping[Hashable, int] | None = None
+    tasks: Sequence[Task],
+    pools: Mapping[Hashable, int] | None = None,
+    *,
+    label: Callable[[int], str] = "task {}".format,
 ) -> tuple[list[float], list[float]]:
     """(start, end) of each task in seconds. ``pools``: servers of the resources that are pools;
-    all others are streams. Raises CycleError where tasks wait for one another.
+    all others are streams. ``label``: what to call a task by its position. Raises CycleError where
+    tasks wait for one another.
     """
     run = _Run(tasks, pools or {})
     while run.heap:
         run.step()
     if run.left:
         stuck = {i for i, end in enumerate(run.ends) if end < 0}
-        msg = f"tasks wait for one another: {' <- '.join(_cycle(tasks, stuck, run.before))}"
+        msg = f"tasks wait for one another: {' <- '.join(map(label, _cycle(tasks, stuck, run.before)))}"
         raise CycleError(msg)
     return run.starts, run.ends
 
@@ -119,10 +122,10 @@ class _Run:
             heapq.heappush(self.heap, (self.ends[i], ENDS, i))
 
 
-def _cycle(tasks: Sequence[Task], stuck: set[int], before: Mapping[int, int]) -> list[str]:
-    """Labels of the tasks of a cycle, each waiting for the next."""
+def _cycle(tasks: Sequence[Task], stuck: set[int], before: Mapping[int, int]) -> list[int]:
+    """The tasks of a cycle, each waiting for the next."""
     walk = [min(stuck)]
     while walk[-1] not in walk[:-1]:
         own = [*tasks[walk[-1]].waits, *([before[walk[-1]]] if walk[-1] in before else [])]
         walk.append(next(i for i in own if i in stuck))
-    return [tasks[i].label or f"task {i}" for i in walk[walk.index(walk[-1]) :]]
+    return walk[walk.index(walk[-1]) :]

@@ -117,14 +117,17 @@ def play(
     """Run every event of a schedule. Raises CycleError if passes wait for one another."""
     score = _Score(schedule, shape, times, traffic or Traffic())
     tasks = score.tasks()
-    starts, ends = run_tasks(tasks)
+    starts, ends = run_tasks(tasks, label=score.label)
     events = tuple(
         Event(*where, start, end)
         for where, start, end in zip(score.wheres, starts, ends, strict=True)
     )
     waits = tuple(task.waits for task in tasks)
+    own: list[list[int]] = [[] for _ in range(shape.stages)]
+    for number, event in enumerate(events):
+        own[event.device].append(number)
     makespan = max(ends)
-    idle = tuple(_idle(device, events, waits, makespan) for device in range(shape.stages))
+    idle = tuple(_idle(numbers, events, waits, makespan) for numbers in own)
     return Timeline(events, waits, idle)
 
 
@@ -152,6 +155,11 @@ class _Score:
             task._replace(waits=(*task.waits, *(self.number[key] for key in keys)))
             for task, keys in zip(self.written, self.keys, strict=True)
         ]
+
+    def label(self, number: int) -> str:
+        """A task in words."""
+        device, _, kind, chunk, batch = self.wheres[number]
+        return describe(device, (kind, chunk, batch))
 
     def _device(self, device: int, actions: Sequence[Action]) -> None:
         seconds = {
@@ -223,32 +231,37 @@ class _Score:
     ) -> int:
         arrives = self.traffic.overlaps and any(what == "sent" for what, _ in keys)
         lag = self.traffic.latency_s if arrives else 0.0
-        label = describe(device, action)
-        self.written.append(Task((device, stream, peer), seconds, waits, lag, label))
+        self.written.append(Task((device, stream, peer), seconds, waits, lag))
         self.keys.append(list(keys))
         self.wheres.append((device, stream, *action))
         return len(self.written) - 1
 
 
 def _idle(
-    device: int, events: Sequence[Event], waits: Sequence[tuple[int, ...]], makespan: float
+    numbers: Sequence[int],
+    events: Sequence[Event],
+    waits: Sequence[tuple[int, ...]],
+    makespan: float,
 ) -> dict[str, float]:
-    """Seconds without compute by cause. A wait for traffic counts as traffic from the moment it
+    """Seconds without compute by cause, of the device whose events have ``numbers``. A wait for traffic counts as traffic from the moment it
     starts to move, before that as a dependency.
     """
     idle = dict.fromkeys(CAUSES, 0.0)
     now: float | None = None
-    for event, own in zip(events, waits, strict=True):
-        if event.device != device or event.stream != COMPUTE:
+    reduced = 0.0
+    for number in numbers:
+        event = events[number]
+        if event.kind == REDUCE:
+            reduced = max(reduced, event.end_s)
+        if event.stream != COMPUTE:
             continue
         if now is None:
             idle[WARM_UP] += event.start_s
         elif event.start_s > now:
-            for cause, seconds in _causes(now, event.start_s, [events[i] for i in own]):
+            for cause, seconds in _causes(now, event.start_s, [events[i] for i in waits[number]]):
                 idle[cause] += seconds
         now = event.end_s
     end = now or 0.0
-    reduced = max((e.end_s for e in events if e.device == device and e.kind == REDUCE), default=end)
     idle[DATA] += max(0.0, reduced - end)
     idle[DRAIN] += makespan - max(end, reduced)
     return idle
