@@ -57,7 +57,8 @@ def run_tasks(
         run.step()
     if run.left:
         stuck = {i for i, end in enumerate(run.ends) if end < 0}
-        msg = f"tasks wait for one another: {' <- '.join(map(label, _cycle(tasks, stuck, run.before)))}"
+        cycle = map(label, _cycle(tasks, stuck, run.before))
+        msg = f"tasks wait for one another: {' <- '.join(cycle)}"
         raise CycleError(msg)
     return run.starts, run.ends
 

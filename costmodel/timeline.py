@@ -243,8 +243,8 @@ def _idle(
     waits: Sequence[tuple[int, ...]],
     makespan: float,
 ) -> dict[str, float]:
-    """Seconds without compute by cause, of the device whose events have ``numbers``. A wait for traffic counts as traffic from the moment it
-    starts to move, before that as a dependency.
+    """Seconds without compute by cause, of the device whose events have ``numbers``. A wait for
+    traffic counts as traffic from the moment it starts to move, before that as a dependency.
     """
     idle = dict.fromkeys(CAUSES, 0.0)
     now: float | None = None
