@@ -71,9 +71,7 @@ class Parplan(click.Group):
             click.echo("interrupted", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
         except BrokenPipeError:  # the reader has seen enough
-            from reports import discard_stdout  # noqa: PLC0415
-
-            discard_stdout()
+            reports.discard_stdout()
             ctx.exit(int(ExitCode.YES))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -157,12 +155,10 @@ def _format(*formats: str) -> Decorator:
 
 def _load_inputs(flags: dict[str, Any]) -> Inputs:
     """The inputs of the flags; notes on them go to stderr."""
-    from planner import load_inputs  # noqa: PLC0415
-
     missing = [f"--{name}" for name in ("model", "cluster") if not flags[name]]
     if missing:
         raise InputError([Problem(where=flag, message="is missing") for flag in missing])
-    inputs = load_inputs(
+    inputs = planner.load_inputs(
         flags["model"],
         flags["cluster"],
         training=flags["training"],
@@ -209,15 +205,13 @@ def _asked(flags: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
 
 
 def _print(report: Any) -> None:
-    from reports import print_report  # noqa: PLC0415
 
-    print_report(report)
+    reports.print_report(report)
 
 
 def _print_json(answer: Any) -> None:
-    from reports import json_text  # noqa: PLC0415
 
-    click.echo(json_text(answer))
+    click.echo(reports.json_text(answer))
 
 
 @main.command()
@@ -290,23 +284,18 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
 @click.pass_context
 def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     """Estimate a plan file, or the layout that flags describe. Exit code 1: it does not fit."""
-    from planner import plan_text  # noqa: PLC0415
-    from reports import estimate_answer, estimate_report  # noqa: PLC0415
-
     made = _manual_plan(flags) if plan_file is None else _read_plan(ctx, plan_file, flags)
     if flags["form"] == "json":
-        _print_json(estimate_answer(made))
+        _print_json(reports.estimate_answer(made))
     elif flags["form"] == "yaml":
-        click.echo(plan_text(made), nl=False)
+        click.echo(planner.plan_text(made), nl=False)
     else:
-        _print(estimate_report(made))
+        _print(reports.estimate_report(made))
     ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
 
 
 def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any]) -> Plan:
     """The plan of a file; flags that it answers itself are refused."""
-    from planner import load_plan  # noqa: PLC0415
-
     open_to_all = ("plan_file", "form", "min_fit")
     given = [
         name
@@ -318,20 +307,18 @@ def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any]) -> Plan:
         flag = "--" + given[0].replace("_", "-")
         message = f"with the plan file {path}, which says it itself"
         raise InputError(Problem(where=flag, message=message, expected="either"))
-    return load_plan(path, min_fit=flags["min_fit"])
+    return planner.load_plan(path, min_fit=flags["min_fit"])
 
 
 def _manual_plan(flags: dict[str, Any]) -> Plan:
     """The plan of the layout that flags describe."""
-    from planner import ManualLayout, layout_from_degrees, plan_of  # noqa: PLC0415
-
     inputs = _load_inputs({**flags, "micro_batch": None})
     names = [flag.name.replace("-", "_") for flag in LAYOUT_FLAGS if flag.name != "min-fit"]
     said = {name: flags[name] for name in names if flags[name] is not None}
     if inputs.training.micro_batch is not None:
         said = {"micro_batch": inputs.training.micro_batch, **said}
-    layout = layout_from_degrees(inputs, ManualLayout(**said))
-    return plan_of(inputs, layout, min_fit=flags["min_fit"] or MIN_FIT)
+    layout = planner.layout_from_degrees(inputs, planner.ManualLayout(**said))
+    return planner.plan_of(inputs, layout, min_fit=flags["min_fit"] or MIN_FIT)
 
 
 @main.command()
@@ -341,22 +328,21 @@ def _manual_plan(flags: dict[str, Any]) -> Plan:
 @click.pass_context
 def explain(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     """Explain a plan file, or the plan that flags lead to: what binds it, why others lost."""
-    from planner import explain_plan, plan_training  # noqa: PLC0415
-    from reports import explain_answer, explain_report, progress_on_stderr, until_interrupt  # noqa: PLC0415
-
-    with until_interrupt() as should_stop, progress_on_stderr() as tell:
+    with reports.until_interrupt() as should_stop, reports.progress_on_stderr() as tell:
         if plan_file is not None:
             own = _read_plan(ctx, plan_file, flags)
-            explanation = explain_plan(own, should_stop=should_stop, on_progress=tell)
+            explanation = planner.explain_plan(own, should_stop=should_stop, on_progress=tell)
         else:
             inputs, space = _asked(flags)
-            planned = plan_training(inputs, **space, should_stop=should_stop, on_progress=tell)
-            explanation = explain_plan(planned.plan, planned.runners_up)
+            planned = planner.plan_training(
+                inputs, **space, should_stop=should_stop, on_progress=tell
+            )
+            explanation = planner.explain_plan(planned.plan, planned.runners_up)
         stopped = should_stop()
     if flags["form"] == "json":
-        _print_json(explain_answer(explanation))
+        _print_json(reports.explain_answer(explanation))
     else:
-        _print(explain_report(explanation))
+        _print(reports.explain_report(explanation))
     if stopped:
         click.echo("interrupted: better ones may exist", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
@@ -367,14 +353,11 @@ def explain(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 @_format()
 def describe(reference: str, form: str) -> None:
     """Say what was understood of a model or a cluster: a name, a shorthand or a path."""
-    from profiles import load_model_or_cluster  # noqa: PLC0415
-    from reports import facts_of, facts_report  # noqa: PLC0415
-
-    facts = facts_of(load_model_or_cluster(reference, where="parplan describe"))
+    facts = reports.facts_of(profiles.load_model_or_cluster(reference, where="parplan describe"))
     if form == "json":
         _print_json(facts)
     else:
-        _print(facts_report(facts))
+        _print(reports.facts_report(facts))
 
 
 @main.command("import-cluster")
@@ -387,17 +370,15 @@ def describe(reference: str, form: str) -> None:
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
     """Make a cluster YAML of a topology of nvidia-smi topo -m, NCCL, Slurm or ASTRA-sim."""
-    from profiles import read_topology, refuse_to_overwrite, save_text  # noqa: PLC0415
-
     if output != "-":
-        refuse_to_overwrite(output, force=force)
-    text, notes = read_topology(file, **told)
+        profiles.refuse_to_overwrite(output, force=force)
+    text, notes = profiles.read_topology(file, **told)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if output == "-":
         click.echo(text, nl=False)
     else:
-        save_text(text, output, force=force)
+        profiles.save_text(text, output, force=force)
         click.echo(f"written: {output}", err=True)
 
 
@@ -406,28 +387,65 @@ def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
 @_format()
 def catalog(shelf: Any, form: str) -> None:
     """List what is known by name."""
-    from profiles import catalog_names  # noqa: PLC0415
-    from reports import catalog_answer, catalog_report  # noqa: PLC0415
-
-    entries = catalog_names(shelf)
+    entries = profiles.catalog_names(shelf)
     if form == "json":
-        _print_json(catalog_answer(entries))
+        _print_json(reports.catalog_answer(entries))
     else:
-        _print(catalog_report(entries))
+        _print(reports.catalog_report(entries))
+
+
+@main.command()
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--to", required=True, type=click.Choice(["trace"]),
+    help="trace: one step for the viewers of Chrome and Perfetto.",
+)  # fmt: skip
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def export(plan_file: str, to: str, output: str, *, force: bool) -> None:
+    """Turn a plan file into what other programs read."""
+    if output != "-":
+        profiles.refuse_to_overwrite(output, force=force)
+    exporters = {"trace": reports.trace_answer}
+    text = reports.json_text(exporters[to](planner.load_plan(plan_file)))
+    if output == "-":
+        click.echo(text)
+    else:
+        profiles.save_text(text + "\n", output, force=force)
+        click.echo(f"written: {output}", err=True)
+
+
+@main.command()
+@click.argument("name")
+@click.option("--stages", required=True, type=click.IntRange(min=1), help="Devices in a row.")
+@click.option("--micro-batches", required=True, type=click.IntRange(min=1), help="Of a step.")
+@click.option("--chunks", type=click.IntRange(min=1), help="Chunks a device.  [default: usual]")
+@click.option("--unit", type=click.IntRange(min=1), help="Micro-batches of a unit, for zeropp.")
+@click.option(
+    "--times", default="1,1,1", show_default=True, metavar="F,B,W",
+    help="Times of a whole stage for one micro-batch: forward, input and weight gradients.",
+)  # fmt: skip
+@_format()
+def schedule(name: str, form: str, **flags: Any) -> None:
+    """Draw a pipeline schedule; say its span, makespan, bubble and what it holds."""
+    flags["microbatches"] = flags.pop("micro_batches")
+    run = planner.run_schedule(name, **flags)
+    if form == "json":
+        _print_json(reports.schedule_answer(run))
+    else:
+        _print(reports.schedule_report(run))
 
 
 @main.command()
 @click.argument("kind", required=False)
 def schema(kind: str | None) -> None:
     """Print the JSON Schema of a kind of file; without KIND, list the kinds."""
-    from planner import json_schema, schema_kinds  # noqa: PLC0415
-
     if kind is None:
-        click.echo("\n".join(schema_kinds()))
-    elif kind in schema_kinds():
-        _print_json(json_schema(kind))
+        click.echo("\n".join(planner.schema_kinds()))
+    elif kind in planner.schema_kinds():
+        _print_json(planner.json_schema(kind))
     else:
-        raise InputError(_unknown("schema", kind, schema_kinds()))
+        raise InputError(_unknown("schema", kind, planner.schema_kinds()))
 
 
 if __name__ == "__main__":

@@ -40,11 +40,13 @@ LONELY = GroupLink(1, ())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
-    included), bytes held per micro-batch, bytes while it runs, and its states.
+    included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
+    bytes while it runs, and its states.
     """
 
     forward: PassCost
     backward: PassCost
+    weight_s: float
     saved_bytes: int
     transient_bytes: int
     states: StateCost
@@ -152,11 +154,14 @@ class CostContext:
         mesh: Mesh,
         *,
         shares_embedding: bool = False,
+        share_gather: int = 1,
     ) -> LayerStep:
-        """Cost of one layer on one rank of ``mesh``."""
-        key = (layer, strategy, micro_batch, mesh, shares_embedding)
+        """Cost of one layer on one rank of ``mesh``; ``share_gather`` micro-batches have one gather
+        of its parameters, and one reduction of its gradients, in common.
+        """
+        key = (layer, strategy, micro_batch, mesh, shares_embedding, share_gather)
         if key not in self._steps:
-            self._steps[key] = self._layer(layer, strategy, micro_batch, mesh, shares_embedding)
+            self._steps[key] = self._layer(*key)
         return self._steps[key]
 
     def _layer(
@@ -166,12 +171,14 @@ class CostContext:
         micro_batch: int,
         mesh: Mesh,
         shares_embedding: bool,  # noqa: FBT001 - private
+        share_gather: int,
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
         states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
         return LayerStep(
-            forward=self._with_traffic(cost.forward, states.forward_comm_s),
-            backward=self._with_traffic(cost.backward, states.backward_comm_s),
+            forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
+            backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
+            weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
             transient_bytes=cost.transient_bytes + states.working_bytes,
             states=states,
@@ -280,15 +287,28 @@ class CostContext:
         return crossed[-1].latency_s + whole
 
     def handed_over_s(
-        self, mesh: Mesh, strategy: Strategy, micro_batch: int, num_chunks: int
+        self,
+        mesh: Mesh,
+        strategy: Strategy,
+        micro_batch: int,
+        num_chunks: int,
+        *,
+        folds: bool = False,
     ) -> tuple[float, ...]:
         """Seconds for which each stage is held up by handing on both passes of one micro-batch.
 
         The last virtual stage sends nothing forward; a backward is charged like the forward over
-        the same boundary, so the stage before it pays for both.
+        the same boundary, so the stage before it pays for both. ``folds``: chunks go down the
+        stages and up again, and what turns around stays on its stage.
         """
         blocked = 2 * (1 - self.own.p2p_overlap)
         p2p = self.p2p_s(mesh, strategy, micro_batch)
+        if folds:
+            links = [0.0, *p2p[:-1], 0.0]
+            legs = num_chunks // 2
+            return tuple(
+                legs * blocked * (links[stage] + links[stage + 1]) for stage in range(mesh.pp)
+            )
         seconds = [num_chunks * blocked * each for each in p2p]
         seconds[-1] -= blocked * p2p[-1]
         return tuple(seconds)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from costmodel.collectives import collective_seconds
 from costmodel.layers import PassCost
 from costmodel.schedules import SCHEDULES
-from costmodel.simulate import peak_held, simulate
+from costmodel.simulate import PassTimes, hop, peak_held, simulate
 from costmodel.work import CollectiveKind
 from profiles.layers import Embedding, Head
 
@@ -29,6 +29,7 @@ __all__ = [
     "StepSplit",
     "estimate",
     "fit_limit",
+    "saved_bytes",
 ]
 
 COVERAGE = 0.9
@@ -212,26 +213,31 @@ class _Stage:
 
     def __init__(self, context: CostContext, layout: Layout, number: int) -> None:
         self.number = number
+        self.copies = SCHEDULES[layout.schedule].copies
         self.chunks = _counted_steps(context, layout, number)
+        if self.copies > 1:  # the other direction's copy of the opposite stage
+            self.chunks += _counted_steps(context, layout, layout.num_stages - 1 - number)
         self.steps = [counted for chunk in self.chunks for counted in chunk]
         self.num_layers = sum(count for _, count in self.steps)
         self.forward = [_sum((s.forward, n) for s, n in chunk) for chunk in self.chunks]
         self.backward = [_sum((s.backward, n) for s, n in chunk) for chunk in self.chunks]
         self.host_s = context.own.micro_batch_s / 2
-        p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)[number]
-        self.sends = [p2p * (1 - context.own.p2p_overlap)] * layout.num_chunks
-        if number == layout.num_stages - 1:
-            self.sends[-1] = 0.0  # the last virtual stage hands nothing on
+        self.weight_s = [sum(s.weight_s * n for s, n in chunk) for chunk in self.chunks]
+        self.sends = _sends(context, layout, number)
         self.optimizer_s = sum(s.states.optimizer_s * n for s, n in self.steps)
         self.gradient_s = self._gradients(context) + self._tied(context, layout)
+        self.gradient_s += self._copied(context, layout)
 
-    def durations(self) -> tuple[list[float], list[float]]:
-        """Seconds of one micro-batch's forward and backward on each chunk, host time included."""
-        forward, backward = (
-            [c.total_s + sent + self.host_s for c, sent in zip(costs, self.sends, strict=True)]
-            for costs in (self.forward, self.backward)
-        )
-        return forward, backward
+    def durations(self) -> tuple[list[float], list[float], list[float]]:
+        """Seconds of one micro-batch's forward, input gradients and weight gradients on each chunk.
+        A pass pays its host time and its hand-over, a backward the one over the same boundary.
+        """
+        extra = [sent + self.host_s for sent in self.sends]
+        forward = [c.total_s + e for c, e in zip(self.forward, extra, strict=True)]
+        inputs = [
+            c.total_s + e - w for c, e, w in zip(self.backward, extra, self.weight_s, strict=True)
+        ]
+        return forward, inputs, self.weight_s
 
     def _gradients(self, context: CostContext) -> float:
         """Reduction hides behind the last micro-batch's backward, all but the last layer's;
@@ -249,18 +255,36 @@ class _Stage:
     def _tied(self, context: CostContext, layout: Layout) -> float:
         """A tied matrix on two stages: its gradient is summed over both once a step."""
         last = layout.num_stages - 1
-        if not context.model.tied or last == 0 or self.number not in (0, last):
+        together = last == 0 or SCHEDULES[layout.schedule].folds
+        if not context.model.tied or together or self.number not in (0, last):
             return 0.0
         head = next(r.layer for r in context.model.runs if isinstance(r.layer, Head))
         size = head.vocab * head.hidden // layout.mesh.tp * context.training.grad_dtype.bytes
         link = context.stage_pair(layout.mesh, 0, last)
         return collective_seconds(CollectiveKind.ALL_REDUCE, size, link, context.own)
 
+    def _copied(self, context: CostContext, layout: Layout) -> float:
+        """Two copies of the weights: gradients are summed over the device that holds the other
+        one, once a step, each rank's shard of them under ZeRO.
+        """
+        other = layout.num_stages - 1 - self.number
+        if self.copies == 1 or other == self.number:
+            return 0.0
+        strategy = layout.strategies[0]
+        gradients = (
+            sum(s.states.parameter_bytes * n for s, n in self.steps)
+            // context.training.param_bytes
+            * context.training.grad_dtype.bytes
+        )
+        size = gradients // (strategy.shard_group if strategy.zero in (1, 2) else 1)
+        link = context.stage_pair(layout.mesh, self.number, other)
+        return collective_seconds(CollectiveKind.ALL_REDUCE, size, link, context.own)
+
     def split(self, step_s: float, context: CostContext, layout: Layout) -> StepSplit:
         """The step as this stage spends it; what is not busy is bubble."""
-        count = layout.num_microbatches
+        count = layout.num_microbatches / self.copies  # micro-batches of each chunk
         passes = _sum((cost, count) for cost in (*self.forward, *self.backward))
-        host = 2 * self.host_s * layout.num_chunks * count
+        host = 2 * self.host_s * len(self.chunks) * count
         jitter = context.jitter(layout.mesh.num_ranks)
         overhead = host + context.own.step_s + step_s * jitter / (1 + jitter)
         p2p = 2 * count * sum(self.sends)
@@ -281,7 +305,31 @@ class _Stage:
         )
 
 
-def _sum(costs: Iterable[tuple[PassCost, int]]) -> PassCost:
+def _sends(context: CostContext, layout: Layout, device: int) -> list[float]:
+    """Seconds for which a device is held up by handing each of its chunks' results on."""
+    blocked = 1 - context.own.p2p_overlap
+    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
+    sends = {}
+    for path in SCHEDULES[layout.schedule].paths(layout.shape):
+        for (here, chunk), (there, _) in zip(path, (*path[1:], path[-1]), strict=True):
+            if here == device:
+                near = here == there  # the end of the chain, or the turn of a V
+                sends[chunk] = 0.0 if near else blocked * p2p[hop(here, there, len(p2p))]
+    return [sends[chunk] for chunk in sorted(sends)]
+
+
+def _gathered_chunks(stage: _Stage) -> int:
+    """Whole parameters and gradients of the chunk at work and of the one that comes next."""
+    chunks = [sum(s.states.working_bytes * n for s, n in chunk) for chunk in stage.chunks]
+    return sum(sorted(chunks)[-2:])
+
+
+def saved_bytes(stages: Sequence[_Stage]) -> list[list[int]]:
+    """Bytes that one micro-batch keeps of each chunk."""
+    return [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
+
+
+def _sum(costs: Iterable[tuple[PassCost, float]]) -> PassCost:
     total = PassCost()
     for cost, count in costs:
         total = total + cost * count
@@ -299,10 +347,17 @@ def _counted_steps(
         for run in model.runs_between(chunk.first, chunk.stop)
     )
 
+    share_gather = SCHEDULES[layout.schedule].microbatches_per_gather(layout.num_stages)
+
     def step(layer: Layer, span: LayerSpan) -> LayerStep:
         shares = tied_here and isinstance(layer, Head)
         return context.layer(
-            layer, span.strategy, layout.micro_batch, layout.mesh, shares_embedding=shares
+            layer,
+            span.strategy,
+            layout.micro_batch,
+            layout.mesh,
+            shares_embedding=shares,
+            share_gather=share_gather,
         )
 
     return [
@@ -317,38 +372,36 @@ def _counted_steps(
 
 def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> float:
     """The simulated step in seconds."""
-    durations = [stage.durations() for stage in stages]
+    forward, inputs, weight = zip(*(stage.durations() for stage in stages), strict=True)
     p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
-    timeline = simulate(
+    span = simulate(
         SCHEDULES[layout.schedule],
-        forward_s=[forward for forward, _ in durations],
-        backward_s=[backward for _, backward in durations],
-        delay_s=[seconds * context.own.p2p_overlap for seconds in p2p],
-        microbatches=layout.num_microbatches,
+        layout.shape,
+        PassTimes(forward_s=forward, input_s=inputs, weight_s=weight),
+        [seconds * context.own.p2p_overlap for seconds in p2p],
     )
     ends = [
         end + stage.gradient_s + stage.optimizer_s
-        for end, stage in zip(timeline.stage_ends_s, stages, strict=True)
+        for end, stage in zip(span.ends_s, stages, strict=True)
     ]
     return context.whole_step_s(max(ends), layout.mesh.num_ranks)
 
 
 def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[MemoryBytes]:
-    held = [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
-    peaks = peak_held(
-        SCHEDULES[layout.schedule], held_bytes=held, microbatches=layout.num_microbatches
-    )
+    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved_bytes(stages))
     gathered = max(context.gathered_bytes(s, layout.micro_batch) for s in layout.strategies)
     outside = context.own.context_bytes + context.communicator_bytes(layout.mesh)
+    schedule = SCHEDULES[layout.schedule]
     found = []
     for stage, activations in zip(stages, peaks, strict=True):
         parts = {
-            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps),
+            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps)
+            * (1 if schedule.drains else layout.num_stages - stage.number),  # versions in use
             "gradients": sum(s.states.gradient_bytes * n for s, n in stage.steps),
             "optimizer": sum(s.states.optimizer_bytes * n for s, n in stage.steps),
-            "activations": activations,
+            "activations": math.ceil(activations),
             "working": max(s.transient_bytes for s, _ in stage.steps),
-            "buffers": gathered,
+            "buffers": gathered + (_gathered_chunks(stage) if schedule.gathers_by_unit else 0),
         }
         reserved = int(context.own.reserve * sum(parts.values()))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))

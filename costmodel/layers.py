@@ -72,6 +72,7 @@ class PassCost:
 class LayerCost:
     """One layer on one rank for one micro-batch.
 
+    ``weight_s`` is the part of ``backward`` that makes weight gradients and can be put off.
     ``saved_bytes`` are held from forward to backward, ``transient_bytes`` appear on top while its
     backward runs (recomputed tensors, logits). Parameters are elements on this rank before ZeRO
     divides them; ``expert_params`` are replicated over fewer ranks than ``dense_params``.
@@ -79,6 +80,7 @@ class LayerCost:
 
     forward: PassCost
     backward: PassCost
+    weight_s: float
     saved_bytes: int
     transient_bytes: int
     dense_params: int
@@ -111,6 +113,7 @@ class TimedLayer:
 
     forward: PassCost
     backward: PassCost
+    weight_s: float
     by_module: Mapping[str, PassCost]
     saved_by_module: Mapping[str | None, int]
     transient_bytes: int
@@ -134,6 +137,7 @@ class TimedLayer:
         return LayerCost(
             forward=self.forward,
             backward=self.backward + _as_recompute(again),
+            weight_s=self.weight_s,
             saved_bytes=kept,
             transient_bytes=saved - kept + self.transient_bytes,
             dense_params=self.dense_params,
@@ -154,14 +158,15 @@ def timed_layer(
     """Time the operators of one layer under a strategy, whatever its recomputation."""
     operators = layer_operators(layer, strategy, training, micro_batch)
     timer = _Timer(device, links)
-    forward, backward = PassCost(), PassCost()
+    forward, backward, weight_s = PassCost(), PassCost(), 0.0
     by_module: dict[str, PassCost] = {}
     saved: dict[str | None, int] = {}
     for operator in operators:
         own = timer.seconds(operator.forward, operator.module)
         forward = forward + own
-        for works in (operator.backward_input, operator.backward_weight):
-            backward = backward + timer.seconds(works, operator.module)
+        weight = timer.seconds(operator.backward_weight, operator.module)
+        backward = backward + timer.seconds(operator.backward_input, operator.module) + weight
+        weight_s += weight.total_s
         by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
         for tensor in operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
@@ -169,6 +174,7 @@ def timed_layer(
     return TimedLayer(
         forward=forward,
         backward=backward,
+        weight_s=weight_s,
         by_module=by_module,
         saved_by_module=saved,
         transient_bytes=max((operator.transient_bytes for operator in operators), default=0),

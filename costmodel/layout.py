@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from costmodel.schedules.core import Shape
+
 if TYPE_CHECKING:
     from profiles.topology import Dims
 
@@ -269,6 +271,11 @@ class Layout:
     micro_batch: int
     num_microbatches: int
     chunks: tuple[Chunk, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Size of the pipeline."""
+        return Shape(self.num_stages, self.num_chunks, self.num_microbatches)
 
     @property
     def num_stages(self) -> int:

@@ -1,163 +1,301 @@
-"""Durations + order -> timeline: the longest path through a schedule.
+"""Durations + order -> when each device starts and ends: the longest path through a schedule.
 
-Every rank runs its passes in order; a forward waits for the same micro-batch's forward on the
-virtual stage before, a backward for the backward on the one after (the last one for its forward).
+Every device runs its passes in order; a forward waits for the same micro-batch's forward at the
+place before, a backward for the backward at the place behind (the last one for its forward), a
+weight gradient for its input gradient. ``costmodel.timeline`` gives every event and more resources.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from costmodel.schedules import BACKWARD, FORWARD
+from costmodel.schedules import BACKWARD, FORWARD, INPUT, PASSES, WEIGHT, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costmodel.schedules import Schedule
+    from costmodel.schedules import Path, Schedule
 
-__all__ = ["DeadlockError", "Timeline", "peak_held", "simulate"]
+__all__ = [
+    "DeadlockError",
+    "PassTimes",
+    "Span",
+    "hop",
+    "in_flight",
+    "least_in_flight",
+    "peak_held",
+    "simulate",
+]
 
 
-SHORT_RUN = 4  # micro-batches per stage after which a steady schedule has warmed up
-STEADY = 1e-11  # relative difference that rounding of the additions may leave
+WARM_GROUPS = 12  # groups of p micro-batches after which a steady schedule is looked at
+WINDOW = 4  # groups back that a pass depends on
+CYCLES = (1, 2, 3, 4)  # groups after which a steady state may repeat
+SHORT_RUN = 5  # groups in which a steady schedule holds as much as it ever does
+STEADY = 1e-12  # relative difference that rounding of the additions may leave
 
-
-_Pass = tuple[list[float], list[float], float, float]  # waits for, notes, delay, seconds
+_Pass = tuple[list[float], list[float], float, list[float]]  # waits for, notes, delay, seconds
 
 
 class DeadlockError(RuntimeError):
     """A schedule whose passes wait for one another: our own bug, never the user's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """When each stage ends its last pass, and the whole span, in seconds from 0."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """Seconds of the passes of one micro-batch, ``[device][chunk]``: a number, or one for each
+    micro-batch. A whole backward takes ``input_s`` + ``weight_s``.
+    """
 
-    stage_ends_s: tuple[float, ...]
+    forward_s: Sequence[Sequence[float | Sequence[float]]]
+    input_s: Sequence[Sequence[float | Sequence[float]]]
+    weight_s: Sequence[Sequence[float | Sequence[float]]]
+
+    def of(self, device: int, chunk: int, microbatches: int) -> tuple[list[float], ...]:
+        """Seconds by micro-batch of the four kinds of passes."""
+        forward, inputs, weight = (
+            _by_batch(table[device][chunk], microbatches)
+            for table in (self.forward_s, self.input_s, self.weight_s)
+        )
+        whole = [i + w for i, w in zip(inputs, weight, strict=True)]
+        return forward, whole, inputs, weight
+
+    @property
+    def repeat(self) -> bool:
+        """Whether all micro-batches take the same time."""
+        tables = (self.forward_s, self.input_s, self.weight_s)
+        return all(isinstance(s, float | int) for table in tables for row in table for s in row)
+
+
+def _by_batch(seconds: float | Sequence[float], microbatches: int) -> list[float]:
+    if isinstance(seconds, float | int):
+        return [float(seconds)] * microbatches
+    if len(seconds) != microbatches:
+        msg = f"{len(seconds)} durations for {microbatches} micro-batches"
+        raise ValueError(msg)
+    return list(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When each device starts its first and ends its last pass, in seconds from 0."""
+
+    starts_s: tuple[float, ...]
+    ends_s: tuple[float, ...]
 
     @property
     def makespan_s(self) -> float:
-        """End of the last pass."""
-        return max(self.stage_ends_s)
+        """End of the last pass of all."""
+        return max(self.ends_s)
+
+    @property
+    def span_s(self) -> float:
+        """Longest time of any device from its first start to its last end."""
+        return max(end - start for start, end in zip(self.starts_s, self.ends_s, strict=True))
+
+
+def hop(before: int, after: int, stages: int) -> int:
+    """The link between two neighbours: s joins s and s + 1, the last one p - 1 and 0."""
+    return before if (after - before) % stages == 1 else after
 
 
 def simulate(
-    schedule: Schedule,
-    *,
-    forward_s: Sequence[Sequence[float]],
-    backward_s: Sequence[Sequence[float]],
-    delay_s: Sequence[float],
-    microbatches: int,
-) -> Timeline:
-    """Run ``schedule``: durations are ``[stage][chunk]`` of one micro-batch; ``delay_s[s]`` is
-    the time between a pass on stage s and its follower on stage s + 1 (the last: back to 0).
+    schedule: Schedule, shape: Shape, times: PassTimes, delay_s: Sequence[float] = ()
+) -> Span:
+    """Run ``schedule``. ``delay_s[s]`` is the time between a pass on device s and its follower on
+    device s + 1, or back (the last: between devices p - 1 and 0).
 
-    Long runs of one chunk a stage are cut short where that changes nothing. The end of every
-    stage is a convex, piecewise linear function of the number of micro-batches (a longest path
-    through equal groups), whose slope cannot exceed the busiest stage's time. Once the slope has
-    reached that, it stays, and the rest is a multiplication. Interleaved passes of unequal length
-    can settle above the busiest stage's time, so they are run in full.
+    A schedule that does not drain is told by what its micro-batches add to a pipeline that is
+    full. Long runs are cut short where that changes nothing. Each pass of a steady schedule is the
+    greatest of a few sums over passes at most ``WINDOW`` groups of p micro-batches before it, by
+    the same rule in every group. So once all passes of that many groups come a constant time after
+    those of some groups before, they do for ever, and so does the drain behind them.
     """
-    passes = _Passes(schedule, forward_s, backward_s, delay_s)
-    busiest = max(sum(f) + sum(b) for f, b in zip(forward_s, backward_s, strict=True))
-    stages = len(forward_s)
-    short = SHORT_RUN * stages + microbatches % stages
-    settles = schedule.steady and not schedule.interleaves and not any(delay_s) and stages > 1
-    while settles and short + stages < microbatches:
-        before, after = passes.run(short), passes.run(short + stages)
-        slopes = [b - a for a, b in zip(before, after, strict=True)]
-        if all(abs(s - stages * busiest) <= STEADY * stages * busiest for s in slopes):
-            groups = (microbatches - short - stages) / stages
-            return Timeline(tuple(e + groups * stages * busiest for e in after))
-        short += short // stages * stages
-    return Timeline(tuple(passes.run(microbatches)))
+    delays = delay_s or [0.0] * shape.stages
+    if not schedule.drains:
+        full = replace(shape, microbatches=WARM_GROUPS * shape.stages)
+        longer = replace(full, microbatches=full.microbatches + shape.microbatches)
+        before, after = (_drained(schedule, each, times, delays) for each in (full, longer))
+        pairs = zip(before.ends_s, after.ends_s, strict=True)
+        return Span((0.0,) * shape.stages, tuple(b - a for a, b in pairs))
+    return _drained(schedule, shape, times, delays)
 
 
-@dataclass(frozen=True, slots=True)
-class _Passes:
-    """A schedule with its durations."""
+def _drained(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]) -> Span:
+    """From an empty pipeline to an empty one."""
+    groups = shape.microbatches // shape.stages
+    if schedule.steady and times.repeat:
+        warm = WARM_GROUPS
+        while warm + max(CYCLES) < groups:
+            found = _cut_short(schedule, shape, times, delays, groups, warm)
+            if found is not None:
+                return found
+            warm *= 2
+    run = _Run(schedule, shape, times, delays)
+    return Span(tuple(run.starts), tuple(run.clock))
 
-    schedule: Schedule
-    forward_s: Sequence[Sequence[float]]
-    backward_s: Sequence[Sequence[float]]
-    delay_s: Sequence[float]
 
-    def run(self, microbatches: int) -> list[float]:
-        """End of the last pass of each stage: rank after rank runs as far as it can."""
-        stages, chunks = len(self.forward_s), len(self.forward_s[0])
-        tables = self._tables(microbatches)
-        orders = [
-            iter(self.schedule.order(stages, chunks, microbatches, stage))
-            for stage in range(stages)
-        ]
-        clock = [0.0] * stages
+def _cut_short(
+    schedule: Schedule,
+    shape: Shape,
+    times: PassTimes,
+    delays: Sequence[float],
+    groups: int,
+    warm: int,
+) -> Span | None:
+    """The whole run from ``warm`` groups and a few more, if they end in a steady state."""
+    rest = shape.microbatches - groups * shape.stages
+    run = _Run(schedule, replace(shape, microbatches=warm * shape.stages + rest), times, delays)
+    for cycle in CYCLES:
+        if (groups - warm) % cycle:
+            continue
+        period = run.period(cycle)
+        if period is not None:
+            more = (groups - warm) // cycle * period
+            return Span(tuple(run.starts), tuple(end + more for end in run.clock))
+    return None
+
+
+class _Run:
+    """A schedule with its durations, run device after device as far as each can."""
+
+    def __init__(
+        self, schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]
+    ) -> None:
+        self.shape = shape
+        self.orders = [[a for a in o if a[0] in PASSES] for o in schedule.orders(shape)]
+        self.tables = self._tables(schedule.paths(shape), times, delays)
+        self.clock = [0.0] * shape.stages
+        self._run(schedule.name)
+        self.starts = [self._start(device) for device in range(shape.stages)]
+
+    def _run(self, name: str) -> None:
+        orders = [iter(order) for order in self.orders]
         waiting = [next(order, None) for order in orders]
         while any(waiting):
             progress = False
-            for stage, order in enumerate(orders):
-                now, action, table = clock[stage], waiting[stage], tables[stage]
+            for device, order in enumerate(orders):
+                now, action, table = self.clock[device], waiting[device], self.tables[device]
                 while action is not None:
                     kind, chunk, batch = action
                     before, own, delay, seconds = table[kind][chunk]
                     ready = before[batch] + delay
                     if ready < 0:
                         break
-                    now = (now if now > ready else ready) + seconds  # noqa: FURB136 - innermost loop
+                    now = (now if now > ready else ready) + seconds[batch]  # noqa: FURB136 - innermost loop
                     own[batch] = now
                     action = next(order, None)
                     progress = True
-                clock[stage], waiting[stage] = now, action
+                self.clock[device], waiting[device] = now, action
             if not progress:
-                msg = f"{self.schedule.name}: {stages} stages, {chunks} chunks, {microbatches}"
+                msg = f"{name}: {self.shape}"
                 raise DeadlockError(msg)
-        return clock
 
-    def _tables(self, microbatches: int) -> list[tuple[list[_Pass], list[_Pass]]]:
-        """``[stage][kind][chunk]``: what a pass waits for, where it notes its end, the delay
+    def _start(self, device: int) -> float:
+        kind, chunk, batch = self.orders[device][0]
+        before, _, delay, _ = self.tables[device][kind][chunk]
+        return max(0.0, before[batch] + delay)
+
+    def _tables(
+        self, paths: Sequence[Path], times: PassTimes, delays: Sequence[float]
+    ) -> list[dict[int, dict[int, _Pass]]]:
+        """``[device][kind][chunk]``: what a pass waits for, where it notes its end, the delay
         between the two, and its seconds. An end that has not come yet is minus infinity.
         """
-        stages, chunks = len(self.forward_s), len(self.forward_s[0])
-        virtual = range(stages * chunks)
-        forwards = [[-math.inf] * microbatches for _ in virtual]
-        backwards = [[-math.inf] * microbatches for _ in virtual]
+        stages, microbatches = self.shape.stages, self.shape.microbatches
+        tables: list[dict[int, dict[int, _Pass]]] = [
+            {kind: {} for kind in PASSES} for _ in range(stages)
+        ]
         start = [0.0] * microbatches
-        tables = []
-        for stage in range(stages):
-            rows: tuple[list[_Pass], list[_Pass]] = ([], [])
-            for chunk in range(chunks):
-                at = chunk * stages + stage
-                arriving = (forwards[at - 1], self.delay_s[stage - 1]) if at else (start, 0.0)
+        for path in paths:
+            forwards, backwards, weights = (
+                [[-math.inf] * microbatches for _ in path] for _ in range(3)
+            )
+            for i, (device, chunk) in enumerate(path):
+                forward, whole, inputs, weight = times.of(device, chunk, microbatches)
+                arriving = (forwards[i - 1], _delay(path, i - 1, delays)) if i else (start, 0.0)
                 returning = (
-                    (backwards[at + 1], self.delay_s[stage])
-                    if at + 1 < len(virtual)
-                    else (forwards[at], 0.0)
+                    (backwards[i + 1], _delay(path, i, delays))
+                    if i + 1 < len(path)
+                    else (forwards[i], 0.0)
                 )
-                for row, (before, delay), own, seconds in (
-                    (rows[FORWARD], arriving, forwards[at], self.forward_s[stage][chunk]),
-                    (rows[BACKWARD], returning, backwards[at], self.backward_s[stage][chunk]),
-                ):
-                    row.append((before, own, delay, seconds))
-            tables.append(rows)
+                own = tables[device]
+                own[FORWARD][chunk] = (arriving[0], forwards[i], arriving[1], forward)
+                own[BACKWARD][chunk] = (returning[0], backwards[i], returning[1], whole)
+                own[INPUT][chunk] = (returning[0], backwards[i], returning[1], inputs)
+                own[WEIGHT][chunk] = (backwards[i], weights[i], 0.0, weight)
         return tables
+
+    def period(self, cycle: int) -> float | None:
+        """Seconds that ``cycle`` more groups take, if on each device the actions before the drain
+        (from the last forward of its first chunk on), as far back as later ones depend on them,
+        are those of as many groups before and come so much later.
+        """
+        lag, gaps = cycle * self.shape.stages, []
+        for order, table in zip(self.orders, self.tables, strict=True):
+            passes = len(order) // self.shape.microbatches
+            last = order.index((FORWARD, 0, self.shape.microbatches - 1))
+            looked_at = range(last, last - WINDOW * self.shape.stages * passes, -1)
+            for i in looked_at:
+                kind, chunk, batch = order[i]
+                if order[i - lag * passes] != (kind, chunk, batch - lag):
+                    return None
+                own = table[kind][chunk][1]
+                gaps.append(own[batch] - own[batch - lag])
+        spread = max(gaps) - min(gaps)
+        return gaps[0] if spread <= STEADY * max(self.clock) else None
+
+
+def _delay(path: Path, at: int, delays: Sequence[float]) -> float:
+    """Seconds from a place of a path to the next one."""
+    before, after = path[at][0], path[at + 1][0]
+    return 0.0 if before == after else delays[hop(before, after, len(delays))]
 
 
 def peak_held(
-    schedule: Schedule, *, held_bytes: Sequence[Sequence[int]], microbatches: int
-) -> tuple[int, ...]:
-    """Greatest sum of what each stage holds between forward and backward of its passes.
+    schedule: Schedule, shape: Shape, held: Sequence[Sequence[float]], *, until_weight: bool = True
+) -> tuple[float, ...]:
+    """Greatest sum of what each device holds of its passes, from forward to backward.
 
-    ``held_bytes[stage][chunk]`` is held by one micro-batch. A rank's order alone decides it.
+    ``held[device][chunk]`` is held by one micro-batch. A device's order alone decides it. Where
+    weight gradients are passes of their own, it is held until their end (``until_weight``), or
+    until the input gradient is done, which is how schedules are compared in print.
     """
-    stages, chunks = len(held_bytes), len(held_bytes[0])
-    if schedule.steady:  # a warm-up is at most 2 (p - 1) + (v - 1) p passes of v chunks
-        microbatches = min(microbatches, SHORT_RUN * stages)
+    if schedule.steady:
+        shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
     peaks = []
-    for stage, held in enumerate(held_bytes):
-        order = np.array(schedule.order(stages, chunks, microbatches, stage))
-        change = np.asarray(held)[order[:, 1]] * np.where(order[:, 0] == BACKWARD, -1, 1)
-        peaks.append(int(np.cumsum(change).max()))
+    for sizes, order in zip(held, schedule.orders(shape), strict=True):
+        now = peak = 0.0
+        for kind, chunk, _ in order:
+            if kind == FORWARD:
+                now += sizes[chunk]
+                peak = max(peak, now)
+            elif kind in (BACKWARD, WEIGHT if until_weight else INPUT):
+                now -= sizes[chunk]
+        peaks.append(peak)
     return tuple(peaks)
+
+
+def in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
+    """Micro-batches of its whole share that each device holds at most."""
+    if schedule.held is not None:
+        return schedule.held(shape)
+    if schedule.steady:
+        shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
+    return _measured_in_flight(schedule, shape)
+
+
+def least_in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
+    """Micro-batches of its whole share that each device is sure to hold, without long orders."""
+    if schedule.least_held is not None:
+        return (schedule.least_held(shape),) * shape.stages
+    return in_flight(schedule, shape)
+
+
+@lru_cache(maxsize=4096)
+def _measured_in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
+    share = [1 / shape.chunks] * (shape.chunks * schedule.copies)
+    return peak_held(schedule, shape, [share] * shape.stages)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from planner.planning import Planned, plan_training
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
+    from planner.schedulerun import run_schedule
     from planner.smallest import Smallest, plan_smallest
     from planner.space import Restrictions
 
@@ -52,6 +53,7 @@ __all__ = [
     "plan_smallest",
     "plan_text",
     "plan_training",
+    "run_schedule",
     "save_plan",
     "schema_kinds",
 ]
@@ -77,6 +79,7 @@ _MODULES: Final = {
     "plan_smallest": "smallest",
     "plan_text": "plandocument",
     "plan_training": "planning",
+    "run_schedule": "schedulerun",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
 }

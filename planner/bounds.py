@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from costmodel.sharding import state_bytes
+from costmodel.simulate import least_in_flight
+from planner.pipelinebound import BlockTimes, PipelineBound
 from planner.space import ORDER_BY_STAGE
 from profiles.layers import Block
 
@@ -21,93 +22,11 @@ if TYPE_CHECKING:
     from costmodel.layers import LayerCost
     from planner.space import Candidate, Degrees
 
-__all__ = ["BlockTimes", "CandidateBounds", "PipelineBound"]
+__all__ = ["CandidateBounds"]
 
 NANO = 10**9
 INFINITE = float("inf")
 GRADIENTS_SHARDED = 2  # ZeRO stage from which every micro-batch has traffic
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineBound:
-    """Least time of the passes of a pipeline with flush, from the time of one micro-batch on its
-    stages: W over all of them, T on the busiest.
-
-    The busiest stage works m times: m T. The pipeline also fills and drains: ``fill`` * W.
-
-    For one chunk and m > p (or m = 1): stage k waits for the stages before it once, works m
-    times, and waits at least S_k - w_k F_k and S_k - w_k B_k for the stages behind it, where S_k
-    is their sum and w_k = p - 1 - k. The mean of these paths over k is (m + p - 1) W / p whatever
-    the division of W, so the greatest is no less. For 1F1B with 1 < m <= p only "the stages
-    before it once, then m times" is certain; its least value over all divisions is
-    W / (1 - (1 - 1/m)^p). With several chunks only the mean stage's work, m W / p, is certain
-    for any division: a light first chunk lets the next stage start early.
-    """
-
-    schedule: str
-    stages: int
-    chunks: int
-    microbatches: int
-
-    @property
-    def fill(self) -> float:
-        """Factor of the sum of stage times."""
-        p, m = self.stages, self.microbatches
-        if self.chunks > 1:
-            return m / p
-        if self.schedule == "1f1b" and 1 < m <= p:
-            return 1 / (1 - (1 - 1 / m) ** p)
-        return (m + p - 1) / p
-
-    def least(self, sums: float, greatest: float) -> float:
-        """Least time of all passes."""
-        return max(self.fill * sums, self.microbatches * greatest)
-
-    def whole_blocks(self, blocks: int, share: BlockTimes) -> float:
-        """Least time when ``blocks`` blocks stay whole, in the time unit of ``share``.
-
-        Say the fullest stage holds K blocks, and the stages lack D = p K - blocks of being equal.
-        At most D stages stand behind the last full one, so at least blocks - K - D (K - 1) blocks
-        stand before it: their forwards come before its first pass, their backwards (or its own
-        work once a step) after its last one. Of several chunks only the first is certain, which
-        holds K / v blocks on each of the p - D - 1 other full stages. The last stage holds at
-        least blocks - (p - 1) K, and the head. The bound is the least over all K.
-        """
-        p, m = self.stages, self.microbatches
-        best, most = float("inf"), -(-blocks // p)
-        while m * (share.of(most) + share.fixed) < best:
-            lacking = p * most - blocks
-            before = max(0, blocks - most - lacking * (most - 1))
-            rest = max(0, blocks - (p - 1) * most)
-            before_last = blocks - rest
-            if self.chunks > 1:
-                full = max(0, p - lacking - 1)
-                before = before_last = full * (most // self.chunks)
-            wait = share.of(before)
-            waits = max(wait, wait * share.forward_part + most * share.once)
-            full_stage = m * (share.of(most) + share.fixed) + waits
-            last_stage = m * (share.of(rest) + share.head + share.fixed) + share.of(before_last)
-            best = min(best, max(full_stage, last_stage))
-            most += 1
-        return best
-
-
-class BlockTimes(NamedTuple):
-    """Least times of one micro-batch: a block's passes and the part of them that is forward, what
-    a block adds once a step, the model's last layer, and a stage's own (host) time. ``run``: least
-    time of so many blocks, where they are not equal.
-    """
-
-    block: float
-    forward_part: float
-    once: float = 0.0
-    head: float = 0.0
-    fixed: float = 0.0
-    run: Callable[[int], float] | None = None
-
-    def of(self, count: int) -> float:
-        """Least time of ``count`` blocks."""
-        return count * self.block if self.run is None else self.run(count)
 
 
 class _Option(NamedTuple):
@@ -189,7 +108,8 @@ class CandidateBounds:
         }
         part = min(cost.forward.total_s * NANO / own[c] for c, cost in costs.items())
         chain = [own[c] for c in self.block_chain]
-        return times._replace(forward_part=part, run=_least_run(chain, free=degrees.chunks > 1))
+        free = degrees.chunks > 1 or SCHEDULES[degrees.schedule].copies > 1
+        return times._replace(forward_part=part, run=_least_run(chain, free=free))
 
     def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
@@ -249,7 +169,7 @@ class CandidateBounds:
         rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns
-        resident = self._resident(candidate, main)
+        resident = self._resident(candidate, main) * SCHEDULES[degrees.schedule].copies
         own = _least_time(self.num_alike, rooms, resident, options, most)
         if own is None:
             return None
@@ -272,11 +192,12 @@ class CandidateBounds:
         once = context.once_s(states, forward_s=ahead, backward_s=behind)
         if zero < GRADIENTS_SHARDED:
             return options, once
-        loaded = []
+        degrees, loaded = candidate.degrees, []
+        share = SCHEDULES[degrees.schedule].microbatches_per_gather(degrees.pp)
         for option in options:
             hidden = option.longest_forward_ns / NANO, option.longest_backward_ns / NANO
-            traffic = context.exposed(states.forward_comm_s, hidden[0])
-            traffic += context.exposed(states.backward_comm_s, hidden[1])
+            traffic = context.exposed(states.forward_comm_s / share, hidden[0])
+            traffic += context.exposed(states.backward_comm_s / share, hidden[1])
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
         return loaded, once
 
@@ -285,7 +206,11 @@ class CandidateBounds:
         degrees = candidate.degrees
         host = degrees.pp * degrees.chunks * self.context.own.micro_batch_s
         sends = self.context.handed_over_s(
-            candidate.mesh, candidate.strategy(), degrees.micro_batch, degrees.chunks
+            candidate.mesh,
+            candidate.strategy(),
+            degrees.micro_batch,
+            degrees.chunks,
+            folds=SCHEDULES[degrees.schedule].folds,
         )
         return host + sum(sends)
 
@@ -369,12 +294,18 @@ class CandidateBounds:
         room -= self.context.gathered_bytes(candidate.strategy(), degrees.micro_batch)
         flights = self._in_flight(candidate)
         rooms = [(flight, room) for flight in flights]
-        for stage, c in ((0, self.context.chain[0]), (-1, self.context.chain[-1])):
+        kind = SCHEDULES[degrees.schedule]
+        if kind.copies > 1:  # what the two directions hold of each end is left to the exact account
+            return [(flight / kind.copies, room) for flight in flights]
+        last = 0 if kind.folds else -1
+        chain = self.context.chain
+        for stage, c, ends in ((0, chain[0], False), (last, chain[-1], True)):
             if c != self.main:
                 cost = self._cost(degrees, c, NO_RECOMPUTE)
                 flight, left = rooms[stage]
-                left -= cost.saved_bytes * (1 if stage and degrees.chunks > 1 else flight)
-                if degrees.pp > 1 or stage == 0:  # a tied head on one stage holds nothing more
+                left -= cost.saved_bytes * (1 if ends and degrees.chunks > 1 else flight)
+                # a tied head beside the embedding holds nothing more
+                if not ends or (degrees.pp > 1 and not kind.folds):
                     left -= self._resident(candidate, c)
                 rooms[stage] = flight, left
         return rooms
@@ -384,10 +315,8 @@ class CandidateBounds:
         microbatches = candidate.microbatches(self.context.training)
         key = (degrees.schedule, degrees.pp, degrees.chunks, microbatches)
         if key not in self._flights:
-            flight = SCHEDULES[degrees.schedule].in_flight
-            self._flights[key] = tuple(
-                flight(degrees.pp, degrees.chunks, microbatches, s) for s in range(degrees.pp)
-            )
+            shape = Shape(degrees.pp, degrees.chunks, microbatches)
+            self._flights[key] = least_in_flight(SCHEDULES[degrees.schedule], shape)
         return self._flights[key]
 
 

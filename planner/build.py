@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
-from costmodel.schedules import SCHEDULES
-from planner.bounds import PipelineBound
+from costmodel.schedules import SCHEDULES, Shape
+from costmodel.simulate import in_flight
 from planner.launchers import Mixing
+from planner.pipelinebound import PipelineBound
 from planner.problem import SearchProblem
 from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from costmodel.context import CostContext, LayerStep
     from costmodel.estimate import MemoryBytes
     from costmodel.layout import Recompute, Strategy
+    from costmodel.schedules import Path, Schedule
     from planner.problem import Solution
     from planner.space import Candidate
     from profiles.layers import Layer
@@ -57,9 +59,22 @@ class CandidateProblem:
         return self.context.classes
 
     @property
+    def schedule(self) -> Schedule:
+        """The candidate's schedule."""
+        return SCHEDULES[self.candidate.degrees.schedule]
+
+    @cached_property
     def chain(self) -> tuple[int, ...]:
-        """Class of each layer."""
-        return self.context.chain
+        """Class of each layer, in the order in which stages are cut from it: that of the model,
+        but where the model ends on the device where it starts, what is behind the last block
+        comes first.
+        """
+        chain = self.context.chain
+        blocks = [i for i, c in enumerate(chain) if isinstance(self.classes[c], Block)]
+        if not self.schedule.folds or self.candidate.degrees.pp == 1 or not blocks:
+            return chain
+        behind = blocks[-1] + 1
+        return chain[behind:] + chain[:behind]
 
     @cached_property
     def steps(self) -> tuple[tuple[LayerStep, ...], ...]:
@@ -68,9 +83,15 @@ class CandidateProblem:
         has_embedding = any(isinstance(each, Embedding) for each in self.classes)
 
         def step(layer: Layer, strategy: Strategy) -> LayerStep:
-            tied = isinstance(layer, Head) and layer.tied and degrees.pp == 1 and has_embedding
+            together = degrees.pp == 1 or self.schedule.folds
+            tied = isinstance(layer, Head) and layer.tied and together and has_embedding
             return self.context.layer(
-                layer, strategy, degrees.micro_batch, mesh, shares_embedding=tied
+                layer,
+                strategy,
+                degrees.micro_batch,
+                mesh,
+                shares_embedding=tied,
+                share_gather=self.schedule.microbatches_per_gather(degrees.pp),
             )
 
         return tuple(
@@ -112,7 +133,11 @@ class CandidateProblem:
         """Host time and hand-over of each stage for one micro-batch."""
         degrees = self.candidate.degrees
         sends = self.context.handed_over_s(
-            self.candidate.mesh, self.strategies[0], degrees.micro_batch, degrees.chunks
+            self.candidate.mesh,
+            self.strategies[0],
+            degrees.micro_batch,
+            degrees.chunks,
+            folds=self.schedule.folds,
         )
         host = degrees.chunks * self.context.own.micro_batch_s
         return tuple(int((seconds + host) * NANO) for seconds in sends)
@@ -142,15 +167,15 @@ class CandidateProblem:
         """
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
-        in_flight = SCHEDULES[degrees.schedule].in_flight
-        flights = [
-            in_flight(stages, degrees.chunks, microbatches, stage) for stage in range(stages)
-        ]
-        once = self.chain[-1] if degrees.chunks > 1 and self.allowed(self.chain[-1]) == (0,) else -1
+        shape = Shape(stages, degrees.chunks, microbatches)
+        flights = in_flight(self.schedule, shape)
+        spread = degrees.chunks > 1 and not self.schedule.folds
+        once = self.chain[-1] if spread and self.allowed(self.chain[-1]) == (0,) else -1
+        copies = self.schedule.copies
         memory = {
             flight: tuple(
                 tuple(
-                    step.states.resident_bytes
+                    step.states.resident_bytes * copies
                     + math.ceil(step.saved_bytes * (1 if c == once else flight))
                     for step in row
                 )
@@ -161,7 +186,7 @@ class CandidateProblem:
         return SearchProblem(
             chain=self.chain,
             num_stages=stages,
-            repeats=microbatches * degrees.chunks,
+            repeats=microbatches * self.waves,
             time_ns=self.time_ns,
             memory=tuple(memory[flight] for flight in flights),
             working=tuple(tuple(step.transient_bytes for step in row) for row in self.steps),
@@ -170,6 +195,13 @@ class CandidateProblem:
             stage_ns=self.stage_ns,
             least_layers=degrees.chunks,
         )
+
+    @property
+    def waves(self) -> int:
+        """Into how many parts the closed form of the step cuts a stage's time for a micro-batch:
+        the pipeline fills and drains in one of them.
+        """
+        return self.candidate.degrees.chunks * self.schedule.fill_speed
 
     @property
     def pipeline(self) -> PipelineBound:
@@ -187,12 +219,16 @@ class CandidateProblem:
         once = self._once_of_stages(cut)
         passes = [time - own for time, own in zip(times, once, strict=True)]
         least = self.pipeline.fill * sum(passes)
-        if self.moves_blocks:
+        copies = self.schedule.copies
+        if copies > 1:
+            pairs = zip(times, times[::-1], strict=True)
+            least = max(least, m / copies * max(a + b for a, b in pairs))
+        elif self.moves_blocks:
             least = max(least, m * sum(times) / len(times))
         else:
-            before = 0.0
+            before, drains = 0.0, self._drains
             for stage, (time, own) in enumerate(zip(passes, once, strict=True)):
-                waits = max(before, before * self._forward_part + m * own)
+                waits = max(before * drains, before * self._forward_part + m * own)
                 least = max(least, m * time + waits)
                 before += self._first_chunk_ns(cut, stage, time)
         return self.context.whole_step_s(least / NANO, self.candidate.num_ranks)
@@ -201,8 +237,8 @@ class CandidateProblem:
         """The closed form of the step of ``cut``: what the solvers minimise, in seconds. The
         simulation differs from it by how unequal stages wait for one another.
         """
-        chunks = self.candidate.degrees.chunks
-        return self.context.whole_step_s(cut.objective_ns / chunks / NANO, self.candidate.num_ranks)
+        expected = cut.objective_ns / self.waves / NANO
+        return self.context.whole_step_s(expected, self.candidate.num_ranks)
 
     def _once_of_stages(self, cut: Solution) -> list[int]:
         stops = (*cut.starts[1:], len(self.chain))
@@ -218,6 +254,8 @@ class CandidateProblem:
         chunks = self.candidate.degrees.chunks
         if chunks == 1:
             return time_ns
+        if self.schedule.folds:
+            return 0.0
         stops = (*cut.starts[1:], len(self.chain))
         held = [self.chain[i] for i in range(cut.starts[stage], stops[stage])]
         blocks = [c for c in held if isinstance(self.classes[c], Block)]
@@ -236,6 +274,13 @@ class CandidateProblem:
         )
 
     @property
+    def _drains(self) -> float:
+        """Part of the passes before a stage that is sure to come in front of its first pass or
+        behind its last one: of whole backward passes all.
+        """
+        return 1.0 if self.schedule.returns_whole else self._forward_part
+
+    @property
     def moves_blocks(self) -> bool:
         """Whether a stage does not hold what the cut gave it, as with unequal blocks in several
         chunks: then only the mean of the stages is certain.
@@ -250,7 +295,7 @@ class CandidateProblem:
         """
         passes_ns = self.context.passes_s(worth_s, self.candidate.num_ranks) * NANO
         sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
-        return sums, passes_ns / self.microbatches
+        return sums, passes_ns / self.microbatches * self.schedule.copies
 
     def option(self, c: int, j: int) -> Recompute:
         """Recomputation that strategy ``j`` means for a layer of class ``c``."""
@@ -268,14 +313,13 @@ def build_layout(problem: CandidateProblem, solution: Solution, mixing: Mixing) 
     strategies = dict(zip(candidate.recomputes, problem.strategies, strict=True))
     strategies.setdefault(NO_RECOMPUTE, candidate.strategy())
     placed, first = [], 0
-    for virtual, options in enumerate(chunks):
-        chunk, stage = divmod(virtual, degrees.pp)
+    for place, options in zip(_places(problem), chunks, strict=True):
         spans = []
         for option, group in groupby(options):
             stop = first + len(list(group))
             spans.append(LayerSpan(first, stop, strategies[option]))
             first = stop
-        placed.append(Chunk(stage, chunk, tuple(spans)))
+        placed.append(Chunk(*place, tuple(spans)))
     return Layout(
         mesh=candidate.mesh,
         schedule=degrees.schedule,
@@ -284,6 +328,13 @@ def build_layout(problem: CandidateProblem, solution: Solution, mixing: Mixing) 
         num_microbatches=problem.microbatches,
         chunks=tuple(placed),
     )
+
+
+def _places(problem: CandidateProblem) -> Path:
+    """(stage, chunk) of each chunk in model order."""
+    degrees = problem.candidate.degrees
+    shape = Shape(degrees.pp, degrees.chunks, problem.microbatches)
+    return problem.schedule.paths(shape)[0]
 
 
 def _contiguous(problem: CandidateProblem, solution: Solution) -> list[list[Recompute]]:
@@ -306,17 +357,16 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     blocks evenly over the chunks. Layers before the first and behind the last block stay at the
     ends of the chain.
     """
-    degrees = problem.candidate.degrees
+    chain = problem.context.chain
     is_block = [isinstance(problem.classes[c], Block) for c in problem.chain]
-    head, tail = is_block.index(True), is_block[::-1].index(True)
-    ends = {
-        0: problem.chain[:head],
-        degrees.pp * degrees.chunks - 1: problem.chain[-tail:] if tail else (),
-    }
+    in_order = [isinstance(problem.classes[c], Block) for c in chain]
+    head, tail = in_order.index(True), in_order[::-1].index(True)
+    places = _places(problem)
+    ends = {0: chain[:head], len(places) - 1: chain[-tail:] if tail else ()}
     stops = (*solution.starts[1:], len(problem.chain))
-    chunks: list[list[Recompute]] = [[] for _ in range(degrees.pp * degrees.chunks)]
+    chunks: list[list[Recompute]] = [[] for _ in places]
     for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
-        virtuals = range(stage, len(chunks), degrees.pp)
+        virtuals = [v for v, place in enumerate(places) if place[0] == stage]
         load = [sum(problem.time_ns[c][0] for c in ends.get(v, ())) for v in virtuals]
         blocks = [i for i in range(first, stop) if is_block[i]]
         sizes = _balanced(load, [problem.time_ns[problem.chain[i]][0] for i in blocks])
@@ -359,7 +409,7 @@ def _alike(problem: CandidateProblem, chunks: list[list[Recompute]]) -> list[lis
     for chunk in chunks:
         own: list[Recompute] = []
         for _ in chunk:
-            block = isinstance(problem.classes[problem.chain[position]], Block)
+            block = isinstance(problem.classes[problem.context.chain[position]], Block)
             taken = sum(option in full for option in own)
             own.append(full[0] if block and taken < most else NO_RECOMPUTE)
             position += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final
 
+from costmodel.schedules import SCHEDULES
+from costmodel.simulate import in_flight
 from planner.plan import diff_plans
 from planner.planning import InterruptedSearchError, plan_training
 from profiles.errors import InfeasibleError
@@ -20,12 +22,15 @@ __all__ = [
     "Explanation",
     "MemoryBinding",
     "Rival",
+    "ScheduleBinding",
     "TimeBinding",
     "explain_plan",
     "memory_kinds",
     "rival_of",
     "seconds_by_cause",
 ]
+
+USUAL: Final = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,22 @@ class MemoryBinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleBinding:
+    """What the schedule does for the plan, against 1F1B over the same stages: micro-batches of a
+    stage's whole share held at most, idle part of the step (of 1F1B by its closed form), and the
+    device total of the fullest stage.
+    """
+
+    name: str
+    in_flight: float
+    idle: float
+    usual_in_flight: float
+    usual_idle: float
+    usual_bytes: int
+    usable_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
     """Another plan: what it decides differently, and what that costs in seconds by cause.
 
@@ -73,6 +94,7 @@ class Explanation:
     plan: Plan
     time: TimeBinding
     memory: MemoryBinding
+    schedule: ScheduleBinding | None
     rivals: tuple[Rival, ...]
 
 
@@ -90,6 +112,7 @@ def explain_plan(
         plan=plan,
         time=_time(plan),
         memory=_memory(plan),
+        schedule=_schedule(plan),
         rivals=tuple(rival_of(plan, each) for each in rivals),
     )
 
@@ -154,4 +177,28 @@ def _memory(plan: Plan) -> MemoryBinding:
         usable_bytes=plan.inputs.context.usable_bytes,
         kind=kind,
         kind_bytes=kinds[kind],
+    )
+
+
+def _schedule(plan: Plan) -> ScheduleBinding | None:
+    """None where the plan's schedule is 1F1B, or there is no pipeline."""
+    layout, stages = plan.layout, plan.layout.num_stages
+    if stages == 1 or layout.schedule == USUAL:
+        return None
+    shape = layout.shape
+    own = in_flight(SCHEDULES[layout.schedule], shape)
+    usual = in_flight(SCHEDULES[USUAL], replace(shape, chunks=1))
+    reserve = plan.inputs.context.own.reserve
+    totals = [
+        each.memory.device_bytes + (1 + reserve) * each.memory.activations * (u / o - 1)
+        for each, o, u in zip(plan.estimate.stages, own, usual, strict=True)
+    ]
+    return ScheduleBinding(
+        name=layout.schedule,
+        in_flight=max(own),
+        idle=plan.estimate.bubble,
+        usual_in_flight=max(usual),
+        usual_idle=(stages - 1) / (shape.microbatches + stages - 1),
+        usual_bytes=round(max(totals)),
+        usable_bytes=plan.inputs.context.usable_bytes,
     )

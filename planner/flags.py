@@ -92,7 +92,11 @@ LAYOUT_FLAGS: Final = (
     Flag("dp", "Data parallel degree.", "fills the cluster", Kind.COUNT),
     Flag("chunks", "Chunks a stage.", 1, Kind.COUNT),
     Flag("micro-batch", "Sequences a pass.", 1, Kind.COUNT),
-    Flag("schedule", "gpipe, 1f1b or interleaved-1f1b.", "1f1b, interleaved with chunks"),
+    Flag(
+        "schedule",
+        "Pipeline schedule, a name that parplan schedule draws.",
+        "1f1b, interleaved with chunks",
+    ),
     Flag("zero", "ZeRO stage.", 0, Kind.ZERO),
     Flag("shard-group", "Ranks over which states are sharded.", "dp x cp", Kind.COUNT),
     Flag("sequence-parallel", "Beside tp.", "where it divides", Kind.EITHER),

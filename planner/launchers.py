@@ -10,7 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from costmodel.schedules import SCHEDULES
+
 __all__ = ["LAUNCHERS", "LauncherRules", "Mixing"]
+
+# torch.distributed.pipelining; its split backward passes give wrong gradients beside FSDP2 that
+# frees parameters after the forward pass (ZeRO-3).
+OF_TORCH = (
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "interleaved-zb",
+    "zbv",
+    "dualpipe-v",
+)
 
 
 class Mixing(StrEnum):
@@ -23,10 +36,17 @@ class Mixing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherRules:
-    """Limits of one launcher. ``zero_in_pipeline``: ZeRO stages that may run with pp > 1."""
+    """Limits of one launcher. ``zero_in_pipeline``: ZeRO stages that may run with pp > 1.
+
+    ``schedules``: those that it runs. Of these the search tries ``searched``, and those whose use
+    is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
+    ``split_zero``: ZeRO stages that may run beside split backward passes.
+    """
 
     name: str
     schedules: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "gpipe")
+    searched: tuple[str, ...] = ("1f1b", "interleaved-1f1b")
+    split_zero: tuple[int, ...] = (0, 1, 2, 3)
     zero: tuple[int, ...] = (0, 1, 2, 3)
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     shard_subgroups: bool = True
@@ -44,8 +64,20 @@ class LauncherRules:
 LAUNCHERS = {
     rules.name: rules
     for rules in (
-        LauncherRules(name="any", mixing=Mixing.PER_LAYER, replicates_kv_heads=True),
-        LauncherRules(name="native", mixing=Mixing.PER_LAYER),
+        LauncherRules(
+            name="any",
+            schedules=tuple(SCHEDULES),
+            searched=("1f1b", "interleaved-1f1b", "zb-h1", "v-half"),
+            mixing=Mixing.PER_LAYER,
+            replicates_kv_heads=True,
+        ),
+        LauncherRules(
+            name="native",
+            schedules=OF_TORCH,
+            searched=("1f1b", "interleaved-1f1b", "zbv"),
+            split_zero=(0, 1, 2),
+            mixing=Mixing.PER_LAYER,
+        ),
         LauncherRules(
             name="megatron",
             schedules=("1f1b", "interleaved-1f1b"),
@@ -60,10 +92,18 @@ LAUNCHERS = {
             mixing=Mixing.FIRST_OF_CHUNK,
             replicates_kv_heads=True,
         ),
-        LauncherRules(name="torchtitan", zero=(0, 2, 3), expert_tensor=False),
+        LauncherRules(
+            name="torchtitan",
+            schedules=OF_TORCH,
+            searched=("1f1b", "interleaved-1f1b", "zbv"),
+            split_zero=(0, 2),
+            zero=(0, 2, 3),
+            expert_tensor=False,
+        ),
         LauncherRules(
             name="deepspeed",
             schedules=("1f1b",),
+            searched=("1f1b",),
             zero_in_pipeline=(0, 1),
             selective=False,
             uneven_stages=False,
@@ -73,6 +113,7 @@ LAUNCHERS = {
         LauncherRules(
             name="accelerate",
             schedules=("1f1b",),
+            searched=("1f1b",),
             zero=(0, 2, 3),
             selective=False,
             pipeline=False,
@@ -82,6 +123,7 @@ LAUNCHERS = {
         LauncherRules(
             name="galvatron",
             schedules=("1f1b", "gpipe"),
+            searched=("1f1b",),
             zero=(0, 2, 3),
             shard_subgroups=False,
             mixing=Mixing.PER_LAYER,

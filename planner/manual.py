@@ -17,14 +17,15 @@ from costmodel.layout import (
     RecomputeKind,
     Strategy,
 )
-from costmodel.schedules import SCHEDULES
-from planner.rules import broken_rules, num_microbatches
+from costmodel.schedules import SCHEDULES, Shape
+from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.space import Degrees, SearchSpace
 from profiles.errors import InputError, Problem
 from profiles.layers import Block, Embedding, ExpertFeedForward
 from profiles.nearest import nearest
 
 if TYPE_CHECKING:
+    from costmodel.schedules import Path
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
@@ -68,6 +69,9 @@ def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
     order = _rank_order(manual.rank_order, problems)
     recompute, first = _recompute(manual.recompute, problems)
     schedule = _schedule(manual, problems)
+    if SCHEDULES[schedule].splits and recompute.kind is not RecomputeKind.NONE:
+        message = f"recompute with {schedule}: {SPLIT_RULE}"
+        problems.append(Problem(where="--recompute", message=message, expected="none"))
     degrees = _degrees(inputs, manual, schedule)
     space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
     for broken in broken_rules(space, degrees, shard_group=manual.shard_group):
@@ -95,15 +99,15 @@ def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
         shard_group=manual.shard_group or degrees.dp * degrees.cp,
         sequence_parallel=degrees.sequence_parallel,
     )
+    count = num_microbatches(inputs.training, dp=degrees.dp, micro_batch=manual.micro_batch)
+    path, *_ = SCHEDULES[schedule].paths(Shape(degrees.pp, manual.chunks, count))
     return Layout(
         mesh=mesh,
         schedule=schedule,
         num_chunks=manual.chunks,
         micro_batch=manual.micro_batch,
-        num_microbatches=num_microbatches(
-            inputs.training, dp=degrees.dp, micro_batch=manual.micro_batch
-        ),
-        chunks=_chunks(inputs.model, sizes, degrees.pp, plain, (recompute, first)),
+        num_microbatches=count,
+        chunks=_chunks(inputs.model, sizes, path, plain, (recompute, first)),
     )
 
 
@@ -203,11 +207,13 @@ def _cut(model: ModelSpec, manual: ManualLayout, problems: list[Problem]) -> lis
 def _chunks(
     model: ModelSpec,
     sizes: list[int],
-    stages: int,
+    path: Path,
     plain: Strategy,
     recompute: tuple[Recompute, int | None],
 ) -> tuple[Chunk, ...]:
-    """The chunks of a cut; embedding and head stand at the ends and are never recomputed."""
+    """The chunks of a cut, at the places of ``path``; embedding and head stand at the ends and are
+    never recomputed.
+    """
     option, most = recompute
     changed = replace(plain, recompute=option)
     layers = model.layers
@@ -227,6 +233,5 @@ def _chunks(
             end = first + len(list(group))
             spans.append(LayerSpan(first, end, strategy))
             first = end
-        chunk, stage = divmod(virtual, stages)
-        placed.append(Chunk(stage, chunk, tuple(spans)))
+        placed.append(Chunk(*path[virtual], tuple(spans)))
     return tuple(placed)

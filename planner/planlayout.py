@@ -14,10 +14,10 @@ from costmodel.layout import (
     RecomputeKind,
     Strategy,
 )
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from planner.plan import layer_ranges
 from planner.plandocument import compact_ranks
-from planner.rules import broken_rules, num_microbatches
+from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.space import Degrees, SearchSpace
 from profiles.fileschema import problem_at
 from profiles.nearest import nearest
@@ -94,6 +94,9 @@ class _Reader:
                     self.tell((*place, degree), f"{degree} is {got}", expected)
             if name not in used:
                 self.tell(place, f"no layer has the strategy {name}", "a strategy in use")
+            if strategy.recompute.kind != "none" and self.splits:
+                message = f"recompute with {file.pipeline.schedule}: {SPLIT_RULE}"
+                self.tell((*place, "recompute"), message, "kind none")
             if strategy.recompute.modules and strategy.recompute.kind != "selective":
                 where: Place = (*place, "recompute", "modules")
                 message = f"modules with kind {strategy.recompute.kind}"
@@ -106,6 +109,12 @@ class _Reader:
             m = self.mesh
             product = f"tp {m.tp} x cp {m.cp} x dp {m.dp} x {m.pp} stages = {ranks}"
             self.tell(("cluster", "used_gpus"), f"used_gpus is {used_gpus}", product)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the schedule, if there is one, puts weight gradients off."""
+        schedule = SCHEDULES.get(self.file.pipeline.schedule)
+        return schedule is not None and schedule.splits
 
     def check_pipeline(self) -> None:
         """The rank order names each axis once, the schedule exists, micro-batches add up."""
@@ -129,15 +138,20 @@ class _Reader:
 
     def check_places(self) -> None:
         """Chunks stand in model order and on the ranks of their stage."""
-        stages, chunks = self.file.pipeline.num_stages, self.file.pipeline.num_chunks
+        pipeline = self.file.pipeline
+        stages, chunks = pipeline.num_stages, pipeline.num_chunks
         if len(self.file.chunks) != stages * chunks:
             message = f"{len(self.file.chunks)} chunks"
             self.tell(("chunks",), message, f"{stages} stages x {chunks} = {stages * chunks}")
             return
+        if pipeline.schedule not in SCHEDULES:
+            return
+        shape = Shape(stages, chunks, pipeline.num_microbatches)
+        path, *_ = SCHEDULES[pipeline.schedule].paths(shape)
         sound = len(set(self.file.rank_order)) == len(self.file.rank_order)
         for position, part in enumerate(self.file.chunks):
             place: Place = ("chunks", position)
-            chunk, stage = divmod(position, stages)
+            stage, chunk = path[position]
             if (part.stage, part.chunk) != (stage, chunk):
                 message = f"stage {part.stage}, chunk {part.chunk}"
                 self.tell(place, message, f"stage {stage}, chunk {chunk} here, in model order")

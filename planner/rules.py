@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from profiles.layers import Block, ExpertFeedForward
 
 if TYPE_CHECKING:
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from planner.space import Degrees, SearchSpace
 
-__all__ = ["BrokenRule", "broken_rules", "listed", "num_microbatches"]
+__all__ = ["SPLIT_RULE", "BrokenRule", "broken_rules", "listed", "num_microbatches"]
 
 LARGEST_DEGREE: Final = 4_096
+SPLIT_RULE: Final = "each half of a split backward pass would compute again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def _pipeline(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
         message = f"pp {d.pp} x chunks {d.chunks} for {blocks} layers"
         yield BrokenRule(choice="chunks", message=message, valid=f"at most {blocks // d.pp}")
     count = num_microbatches(space.training, dp=d.dp, micro_batch=d.micro_batch)
-    problem = SCHEDULES[d.schedule].problem(stages=d.pp, chunks=d.chunks, microbatches=count)
+    problem = SCHEDULES[d.schedule].problem(Shape(d.pp, d.chunks, count))
     if problem is not None:
         yield BrokenRule(choice="schedule", message=problem)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
-from costmodel.schedules import SCHEDULES
+from costmodel.schedules import SCHEDULES, Shape
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
+from planner.narrow import NARROW, Pipeline
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 from profiles.training import AttentionKernel
 
@@ -34,6 +36,9 @@ LARGEST_MICRO_BATCH = 16
 LARGEST_CHUNKS = 16
 LARGEST_CP = 64
 WEIGHTS_SHARDED = 3
+
+# Schedules that one stage may be said to have.
+WITHOUT_PIPELINE = ("1f1b", "gpipe")
 
 # What --fix, --max and --exclude may name.
 CHOICES = (
@@ -187,7 +192,7 @@ class SearchSpace:
             for pp in self.pp_degrees(tp * cp):
                 for dp, micro_batch in self._batches(tp * cp * pp):
                     for expert in self._expert_degrees(tp, cp * dp):
-                        for schedule, chunks in self._schedules(pp, dp, micro_batch):
+                        for schedule, chunks in self._schedules(tp, pp, dp, micro_batch):
                             yield Degrees(
                                 tp, cp, *expert, pp, dp, micro_batch, chunks, schedule,
                                 sequence_parallel,
@@ -328,30 +333,36 @@ class SearchSpace:
                 ):
                     yield ep, expert_tp
 
-    def _schedules(self, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
-        """(schedule, chunks). GPipe takes the time of 1F1B and more memory: only if fixed.
-        Chunks divide the blocks of the fullest stage: interleaved passes of unequal length wait
-        for one another.
+    def _schedules(self, tp: int, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
+        """(schedule, chunks). Chunks divide the blocks of the fullest stage: interleaved passes of
+        unequal length wait for one another. One stage has no schedule but 1F1B.
         """
         microbatches = self.training.global_batch // (dp * micro_batch)
-        names = [
-            name for name in self.rules.schedules if self.restrictions.allows("schedule", name)
-        ]
-        if "1f1b" in names and "gpipe" in names:
-            names.remove("gpipe")
-            self.refused["gpipe is dominated by 1f1b"] += 1
         share = -(-self.model.num_blocks // pp) if self._interleaves else 1
-        for name in names:
-            for chunks in range(1, min(LARGEST_CHUNKS, share) + 1):
+        for name in self._schedule_names:
+            if pp == 1 and name not in WITHOUT_PIPELINE:
+                continue
+            job = Pipeline(
+                tp, pp, microbatches, micro_batch, self.training.seq_len, self.model.hidden
+            )
+            if name in NARROW and not NARROW[name](job):
+                continue
+            for chunks in SCHEDULES[name].chunks or range(2, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):
                     continue
-                problem = SCHEDULES[name].problem(
-                    stages=pp, chunks=chunks, microbatches=microbatches
-                )
-                if problem is None:
+                if SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None:
                     yield name, chunks
 
-    @property
+    @cached_property
+    def _schedule_names(self) -> list[str]:
+        """Schedules to try: what the launcher searches, or the ones asked for."""
+        allowed = [n for n in self.rules.schedules if self.restrictions.allows("schedule", n)]
+        if "schedule" in self.restrictions.fixed:
+            return allowed
+        tried = [n for n in allowed if n in self.rules.searched or n in NARROW]
+        return tried or allowed
+
+    @cached_property
     def _interleaves(self) -> bool:
         """Whether chunks can be dealt out: transformer blocks in one row, with other layers only
         before the first and behind the last of them.
@@ -372,14 +383,23 @@ class SearchSpace:
                 continue
             if zero and replicas == 1:
                 continue  # nothing to shard over
+            if not self._zero_fits_schedule(degrees, zero):
+                continue
+            families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
             for group, order, family in product(
-                self._shard_groups(degrees, zero), self._orders(degrees), self.recompute_families()
+                self._shard_groups(degrees, zero), self._orders(degrees), families
             ):
                 candidate = Candidate(degrees, zero, group, order, family)
                 if degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
                     yield candidate
                 else:
                     self.refused["expert groups do not tile the ranks in this order"] += 1
+
+    def _zero_fits_schedule(self, degrees: Degrees, zero: int) -> bool:
+        """ZeroPP shards parameters; some launchers cannot split backward passes beside ZeRO-3."""
+        if degrees.schedule == "zeropp" and zero != WEIGHTS_SHARDED:
+            return False
+        return not SCHEDULES[degrees.schedule].splits or zero in self.rules.split_zero
 
     def _shard_groups(self, degrees: Degrees, zero: int) -> list[int]:
         """All replicas, or those of one node where there are more (HSDP)."""
@@ -401,10 +421,15 @@ class SearchSpace:
             names.append("tp-cp-ep-pp-dp")
         return [name for name in names if self.restrictions.allows("rank_order", name)]
 
-    def recompute_families(self) -> list[tuple[Recompute, ...]]:
-        """Sets of recomputations that the layers of one job may mix; only blocks take part."""
+    def recompute_families(self, *, splits: bool = False) -> list[tuple[Recompute, ...]]:
+        """Sets of recomputations that the layers of one job may mix; only blocks take part. None
+        beside split backward passes (``splits``), which would compute again for each half.
+        """
         if not self._blocks:
             return [(NO_RECOMPUTE,)]
+        if splits:
+            allowed = self.restrictions.allows("recompute", RecomputeKind.NONE.value)
+            return [(NO_RECOMPUTE,)] if allowed else []
         full = Recompute(RecomputeKind.FULL)
         selective = self._selective() if self.rules.selective else []
         options = [

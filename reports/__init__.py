@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         smallest_answer,
     )
     from reports.facts import facts_of
+    from reports.schedule import schedule_answer, schedule_report
     from reports.terminal import (
         discard_stdout,
         print_report,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         plan_report,
         smallest_report,
     )
+    from reports.trace import trace_answer
 
 __all__ = [
     "catalog_answer",
@@ -45,8 +47,11 @@ __all__ = [
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "schedule_answer",
+    "schedule_report",
     "smallest_answer",
     "smallest_report",
+    "trace_answer",
     "until_interrupt",
 ]
 
@@ -60,7 +65,10 @@ _MODULES: Final = {
     "plan_answer": "answers",
     "print_report": "terminal",
     "progress_on_stderr": "terminal",
+    "schedule_answer": "schedule",
+    "schedule_report": "schedule",
     "smallest_answer": "answers",
+    "trace_answer": "trace",
     "until_interrupt": "terminal",
 }
 

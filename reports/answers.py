@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import describe_ranks
@@ -99,6 +100,7 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
                 "kind": memory.kind,
                 "kind_bytes": memory.kind_bytes,
             },
+            "schedule": None if explanation.schedule is None else asdict(explanation.schedule),
         },
         "search": _search(plan, None),
         "runners_up": [_rival(rival) for rival in explanation.rivals],

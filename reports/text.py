@@ -24,7 +24,7 @@ from reports.words import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from planner.explain import Explanation, Rival
+    from planner.explain import Explanation, Rival, ScheduleBinding
     from planner.plan import Plan
     from planner.planning import Planned
     from planner.smallest import Smallest
@@ -93,11 +93,25 @@ def explain_report(explanation: Explanation) -> Report:
         memory_table(plan),
         _title("What binds"),
         *binding,
+        *_schedule(explanation.schedule),
         "",
         *_rivals(list(explanation.rivals), causes=True),
         *_search(plan),
         *_assumptions(plan),
     ]
+
+
+def _schedule(own: ScheduleBinding | None) -> Report:
+    """What the schedule does for the plan that 1F1B would not."""
+    if own is None:
+        return []
+    told = (
+        f"Schedule: {own.name} holds up to {own.in_flight:g} micro-batches on a stage and waits "
+        f"{per_cent(own.idle)} of the step; 1f1b in its place would hold up to "
+        f"{own.usual_in_flight:g}, wait {per_cent(own.usual_idle)}, and take "
+        f"{gib(own.usual_bytes)} of {gib(own.usable_bytes)}."
+    )
+    return [told]
 
 
 def facts_report(facts: dict[str, Any]) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from costmodel.schedules import SCHEDULES
 from profiles.units import GB, GIB
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def layout_words(layout: Layout) -> str:
     if mesh.pp > 1:
         chunks = f" in {layout.num_chunks} chunks a stage" if layout.num_chunks > 1 else ""
         words.append(layout.schedule + chunks)
+        if not SCHEDULES[layout.schedule].drains:
+            words.append("NOT gradient-equivalent: weights are stale")
     words.append(f"micro-batch {layout.micro_batch}")
     first, replicas = layout.strategies[0], mesh.dp * mesh.cp
     if first.zero:

@@ -12,8 +12,8 @@ from published import RECOMPUTES, even_chunks, runs
 
 from costmodel.context import CostContext
 from costmodel.estimate import Estimate, StepSplit, estimate
-from costmodel.layout import Axis, Layout, Mesh, Strategy
-from costmodel.schedules import SCHEDULES
+from costmodel.layout import Axis, Chunk, Layout, Mesh, Strategy
+from costmodel.schedules import SCHEDULES, Shape
 from profiles import load_calibration, load_cluster, load_model
 from profiles.cluster import ClusterSpec, NodeGroup
 from profiles.layers import Block, ExpertFeedForward
@@ -50,15 +50,17 @@ def context_of(
 def layout_of(
     spec: ModelSpec, mesh: Mesh, microbatches: int, *, micro_batch=1, schedule="1f1b", **strategy
 ) -> Layout:
-    chunks = 2 if SCHEDULES[schedule].interleaves else 1
+    chunks = SCHEDULES[schedule].usual_chunks
     degrees = {name: getattr(mesh, name) for name in ("tp", "cp", "ep", "expert_tp", "dp")}
+    even = even_chunks(spec.num_layers, mesh.pp, chunks, Strategy(**degrees, **strategy))
+    path, *_ = SCHEDULES[schedule].paths(Shape(mesh.pp, chunks, microbatches))
     return Layout(
         mesh=mesh,
         schedule=schedule,
         num_chunks=chunks,
         micro_batch=micro_batch,
         num_microbatches=microbatches,
-        chunks=even_chunks(spec.num_layers, mesh.pp, chunks, Strategy(**degrees, **strategy)),
+        chunks=tuple(Chunk(*place, each.spans) for place, each in zip(path, even, strict=True)),
     )
 
 
@@ -80,9 +82,9 @@ def cases(draw):
     order = draw(st.sampled_from([BY_STAGE, BY_REPLICA]))
     mesh = Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, expert_tp=expert_tp, order=order)
     schedule = draw(st.sampled_from(sorted(SCHEDULES))) if pp > 1 else "1f1b"
-    microbatches = pp * draw(st.integers(1, 4))
-    if not SCHEDULES[schedule].interleaves:
-        microbatches = draw(st.integers(1, 12))
+    shapes = [Shape(pp, SCHEDULES[schedule].usual_chunks, m) for m in range(1, 17)]
+    legal = [each.microbatches for each in shapes if SCHEDULES[schedule].problem(each) is None]
+    microbatches = draw(st.sampled_from(legal))
     micro_batch = draw(st.sampled_from([1, 2]))
     kernel = draw(st.sampled_from([AttentionKernel.FLASH2, AttentionKernel.UNFUSED]))
     zero = draw(st.integers(0, 3))

@@ -1,301 +1,373 @@
-"""Schedules and their simulation: published makespans, an independent longest path, torch's own
-orders, and the lower bound of the search.
-"""
+"""Schedules: published bubbles, makespans and peaks, what holds for all, and torch's own orders."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from fractions import Fraction
 from unittest.mock import MagicMock
 
-import networkx as nx
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import bubble, in_flight, legal_shapes, run_equal, shape_of
 
-from costmodel.schedules import BACKWARD, FORWARD, SCHEDULES, Schedule
-from costmodel.simulate import DeadlockError, peak_held, simulate
-from planner.bounds import BlockTimes, PipelineBound
+from costmodel.schedules import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    INPUT,
+    REDUCE,
+    SCHEDULES,
+    WEIGHT,
+    Schedule,
+    Shape,
+)
+from costmodel.schedules.check import problems, staleness, with_transfers
+from costmodel.schedules.core import RECEIVE_FORWARD, SEND_BACKWARD, SEND_FORWARD
+from costmodel.schedules.zeropp import moves_less_than_tp
+from costmodel.simulate import in_flight as held
+from costmodel.simulate import least_in_flight
 
-STAGES, MICROBATCHES = 4, 8
-ONE_CHUNK = ("gpipe", "1f1b")
-INTERLEAVED = "interleaved-1f1b"
-EVERY = (*ONE_CHUNK, INTERLEAVED)
+LONG_BACKWARD = (1, 1, 1)  # F = 1, B + W = 2
 
 
-def equal_stages(name: str, stages: int, chunks: int, microbatches: int) -> float:
-    """Makespan with F=1 and B=2 for a stage's whole share."""
-    return simulate(
-        SCHEDULES[name],
-        forward_s=[[1 / chunks] * chunks] * stages,
-        backward_s=[[2 / chunks] * chunks] * stages,
-        delay_s=[0.0] * stages,
-        microbatches=microbatches,
-    ).makespan_s
-
-
-@pytest.mark.parametrize("name", ONE_CHUNK)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_four_stages_and_eight_micro_batches_take_33_slots(name):
-    assert equal_stages(name, STAGES, 1, MICROBATCHES) == 33
+    assert run_equal(name, shape_of(name, 4, 8)).makespan_s == 33
 
 
 def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages_follow():
-    held = [[1]] * STAGES
-    gpipe = peak_held(SCHEDULES["gpipe"], held_bytes=held, microbatches=MICROBATCHES)
-    one_f_one_b = peak_held(SCHEDULES["1f1b"], held_bytes=held, microbatches=MICROBATCHES)
-    assert gpipe == (8, 8, 8, 8)
-    assert one_f_one_b == (4, 3, 2, 1)
+    assert in_flight("gpipe", shape_of("gpipe", 4, 8)) == (8, 8, 8, 8)
+    assert in_flight("1f1b", shape_of("1f1b", 4, 8)) == (4, 3, 2, 1)
 
 
-@given(stages=st.integers(1, 12), factor=st.integers(1, 4), chunks=st.integers(1, 5))
+@given(stages=st.integers(2, 12), factor=st.integers(1, 4), chunks=st.integers(1, 5))
 def test_the_bubble_is_p_minus_one_over_vm_plus_p_minus_one(stages, factor, chunks):
     microbatches = stages * factor
-    names = (INTERLEAVED,) if chunks > 1 else ONE_CHUNK
-    for name in names:
-        makespan = equal_stages(name, stages, chunks, microbatches)
-        bubble = 1 - 3 * microbatches / makespan
-        assert bubble == pytest.approx((stages - 1) / (chunks * microbatches + stages - 1))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(stages=st.integers(2, 9), factor=st.integers(1, 4), chunks=st.integers(2, 4))
-def test_what_is_in_flight_is_what_the_order_holds(name, stages, factor, chunks):
-    schedule = SCHEDULES[name]
-    chunks, microbatches = (chunks if schedule.interleaves else 1), stages * factor
-    peaks = peak_held(schedule, held_bytes=[[1] * chunks] * stages, microbatches=microbatches)
-    told = [schedule.in_flight(stages, chunks, microbatches, stage) for stage in range(stages)]
-    assert told == pytest.approx([peak / chunks for peak in peaks])
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(stages=st.integers(2, 6), factor=st.integers(1, 4), chunks=st.integers(2, 4))
-def test_every_rank_runs_every_pass_of_its_chunks_once(name, stages, factor, chunks):
-    schedule = SCHEDULES[name]
-    chunks, microbatches = (chunks if schedule.interleaves else 1), stages * factor
-    wanted = [
-        (kind, chunk, batch)
-        for kind in (FORWARD, BACKWARD)
-        for chunk in range(chunks)
-        for batch in range(microbatches)
-    ]
-    for stage in range(stages):
-        assert sorted(schedule.order(stages, chunks, microbatches, stage)) == wanted
-
-
-@st.composite
-def pipelines(draw, names=EVERY, *, groups=(1, 3), most_delay: float = 2.0):
-    """A schedule with random unequal durations of all chunks, and delays between stages."""
-    name = draw(st.sampled_from(names))
-    stages = draw(st.integers(2, 6))
-    chunks = draw(st.integers(2, 3)) if name == INTERLEAVED else 1
-    microbatches = draw(st.integers((groups[0] - 1) * stages + 1, groups[1] * stages))
-    if name == INTERLEAVED:
-        microbatches = stages * -(-microbatches // stages)
-    durations = st.one_of(st.integers(0, 3).map(float), st.floats(0, 10, allow_subnormal=False))
-    grid = st.lists(
-        st.lists(durations, min_size=chunks, max_size=chunks), min_size=stages, max_size=stages
-    )
-    delays = st.lists(st.floats(0, most_delay), min_size=stages, max_size=stages)
-    return name, draw(grid), draw(grid), draw(delays), microbatches
-
-
-def longest_paths(name, forward, backward, delay, microbatches) -> list[float]:
-    """End of each stage: the longest path to its last pass in the graph of all passes."""
-    stages, chunks = len(forward), len(forward[0])
-    durations, graph, lasts = (forward, backward), nx.DiGraph(), []
-    for stage in range(stages):
-        order = SCHEDULES[name].order(stages, chunks, microbatches, stage)
-        passes = [(kind, chunk * stages + stage, batch) for kind, chunk, batch in order]
-        nx.add_path(graph, passes, wait=0.0)
-        lasts.append(passes[-1])
-    for batch in range(microbatches):
-        way = [(FORWARD, virtual, batch) for virtual in range(stages * chunks)]
-        back = [(BACKWARD, virtual, batch) for virtual in reversed(range(stages * chunks))]
-        graph.add_edge(way[-1], back[0], wait=0.0)
-        for before, after in nx.utils.pairwise(way):
-            graph.add_edge(before, after, wait=delay[before[1] % stages])
-        for before, after in nx.utils.pairwise(back):
-            graph.add_edge(before, after, wait=delay[after[1] % stages])
-    ends: dict[tuple[int, int, int], float] = {}
-    for each in nx.topological_sort(graph):
-        ready = max(
-            (ends[before] + graph.edges[before, each]["wait"] for before in graph.pred[each]),
-            default=0.0,
-        )
-        kind, virtual, _ = each
-        ends[each] = ready + durations[kind][virtual % stages][virtual // stages]
-    return [ends[last] for last in lasts]
-
-
-def simulated_ends(name, forward, backward, delay, microbatches) -> tuple[float, ...]:
-    return simulate(
-        SCHEDULES[name],
-        forward_s=forward,
-        backward_s=backward,
-        delay_s=delay,
-        microbatches=microbatches,
-    ).stage_ends_s
-
-
-@given(pipeline=pipelines())
-def test_the_simulation_is_the_longest_path_through_the_graph_of_passes(pipeline):
-    assert simulated_ends(*pipeline) == pytest.approx(longest_paths(*pipeline))
-
-
-FIVE_UNEVEN_STAGES = (
-    INTERLEAVED,
-    [[0, 3], [2, 2], [0.6338995594958337, 0], [0.012706866562614993, 1], [3, 1]],
-    [[1, 0], [0, 3], [0.9982776226651779, 1], [2, 1], [0, 3]],
-    [0.0] * 5,
-    35,
-)
-
-
-# A short cut that trusts the slope of a long run is wrong for interleaved passes: the slope may
-# touch the busiest stage's time and settle above it. Here 262.6, not 260.6.
-@settings(max_examples=60)
-@example(pipeline=FIVE_UNEVEN_STAGES)
-@given(pipeline=pipelines(groups=(5, 14), most_delay=0.0))
-def test_a_long_run_is_the_longest_path_as_well(pipeline):
-    assert simulated_ends(*pipeline) == pytest.approx(longest_paths(*pipeline))
-
-
-LIGHT_LAST_STAGE = (
-    INTERLEAVED,
-    [[5.0, 5.0]] * 4 + [[4.0, 4.0]],
-    [[6.5, 6.5]] * 4 + [[5.2, 5.2]],
-    [0.0] * 5,
-    5,
-)
-
-
-def assert_not_faster_than_its_bound(name, forward, backward, delay, microbatches):
-    step = max(longest_paths(name, forward, backward, delay, microbatches))
-    works = [sum(f) + sum(b) for f, b in zip(forward, backward, strict=True)]
-    bound = PipelineBound(name, len(works), len(forward[0]), microbatches)
-    assert bound.least(sum(works), max(works)) <= step * (1 + 1e-9)
-
-
-@settings(max_examples=300)
-@given(pipeline=pipelines(ONE_CHUNK, most_delay=0.0))
-def test_no_pipeline_of_one_chunk_a_stage_is_faster_than_its_bound(pipeline):
-    assert_not_faster_than_its_bound(*pipeline)
-
-
-@settings(max_examples=300)
-@example(pipeline=LIGHT_LAST_STAGE)
-@example(pipeline=(INTERLEAVED, [[1, 1], [1, 1]], [[1, 1], [1, 0]], [0.0, 0.0], 2))
-@given(pipeline=pipelines((INTERLEAVED,), most_delay=0.0))
-def test_no_interleaved_pipeline_of_unequal_chunks_is_faster_than_its_bound(pipeline):
-    assert_not_faster_than_its_bound(*pipeline)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_no_division_of_whole_blocks_is_faster_than_its_bound(data):
-    """Any number of blocks on each stage, a head on the last, work once a step that grows with
-    the blocks; several chunks get equal shares of a full stage.
-    """
-    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
-    chunks = data.draw(st.integers(2, 3)) if name == INTERLEAVED else 1
-    stages = data.draw(st.integers(2 if chunks > 1 else 1, 5))
-    m = data.draw(st.integers(1, 3 * stages)) * (stages if chunks > 1 else 1)
-    held = data.draw(st.lists(st.integers(chunks, 3 * chunks), min_size=stages, max_size=stages))
-    forward, head = data.draw(st.floats(0.1, 0.6)), data.draw(st.floats(0, 3))
-    once = data.draw(st.floats(0, 5))
-    shares = [[n // chunks + (c >= chunks - n % chunks) for c in range(chunks)] for n in held]
-    forwards = [[n * forward for n in share] for share in shares]
-    backwards = [[n * (1 - forward) for n in share] for share in shares]
-    forwards[-1][-1] += head * forward
-    backwards[-1][-1] += head * (1 - forward)
-    ends = longest_paths(name, forwards, backwards, [0.0] * stages, m)
-    step = max(end + once * n for end, n in zip(ends, held, strict=True))
-    times = BlockTimes(block=1.0, forward_part=forward, once=once, head=head)
-    bound = PipelineBound(name, stages, chunks, m)
-    assert bound.whole_blocks(sum(held), times) <= step * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_bound_is_reached_by_equal_stages(name):
-    chunks = 2 if name == INTERLEAVED else 1
-    bound = PipelineBound(name, STAGES, chunks, MICROBATCHES)
-    blocks = bound.whole_blocks(2 * STAGES, BlockTimes(block=1.5, forward_part=1 / 3))
-    assert max(bound.least(12.0, 3.0), blocks) == pytest.approx(
-        equal_stages(name, STAGES, chunks, MICROBATCHES)
-    )
-
-
-def test_a_schedule_whose_passes_wait_for_one_another_is_told():
-    def backward_first(_stages, _chunks, microbatches, _stage):
-        return [(kind, 0, m) for kind in (BACKWARD, FORWARD) for m in range(microbatches)]
-
-    stuck = Schedule("stuck", backward_first, lambda *_: 1.0)
-    times = [[1.0], [1.0]]
-    with pytest.raises(DeadlockError, match="stuck"):
-        simulate(stuck, forward_s=times, backward_s=times, delay_s=[0.0, 0.0], microbatches=2)
+    for name in ("interleaved-1f1b",) if chunks > 1 else ("gpipe", "1f1b"):
+        found = bubble(name, Shape(stages, chunks, microbatches))
+        assert found == pytest.approx((stages - 1) / (chunks * microbatches + stages - 1))
 
 
 @pytest.mark.parametrize(
-    ("microbatches", "nearest"), [(3, 4), (5, 4), (7, 8), (9, 8), (1, 4), (15, 16)]
+    ("stages", "microbatches", "makespan"), [(4, 8, 27), (4, 16, 51), (8, 16, 55), (8, 32, 103)]
 )
-def test_interleaving_refuses_uneven_micro_batches_and_names_the_nearest(microbatches, nearest):
-    problem = SCHEDULES[INTERLEAVED].problem(stages=4, chunks=2, microbatches=microbatches)
-    assert problem == (
-        f"interleaved-1f1b needs micro-batches ({microbatches}) divisible by stages (4); "
-        f"nearest: {nearest}"
+def test_zb_h1_leaves_a_third_of_the_bubble_at_the_memory_of_1f1b(stages, microbatches, makespan):
+    shape = shape_of("zb-h1", stages, microbatches)
+    assert run_equal("zb-h1", shape).makespan_s == makespan
+    assert Fraction(stages - 1, 3 * microbatches + stages - 1) == 1 - Fraction(
+        3 * microbatches, makespan
+    )
+    assert in_flight("zb-h1", shape) == in_flight("1f1b", shape_of("1f1b", stages, microbatches))
+
+
+@given(stages=st.integers(2, 10), more=st.integers(0, 12))
+def test_zb_h2_has_no_bubble_and_holds_two_p_minus_one(stages, more):
+    shape = shape_of("zb-h2", stages, 2 * stages - 1 + more)
+    assert run_equal("zb-h2", shape).span_s == 3 * shape.microbatches
+    assert max(in_flight("zb-h2", shape)) == 2 * stages - 1
+
+
+@given(stages=st.integers(2, 10), more=st.integers(0, 12))
+def test_zbv_has_no_bubble_and_holds_what_1f1b_holds(stages, more):
+    shape = shape_of("zbv", stages, 2 * stages - 1 + more)
+    assert run_equal("zbv", shape).span_s == pytest.approx(3 * shape.microbatches)
+    assert max(in_flight("zbv", shape)) == stages
+
+
+@given(stages=st.integers(2, 12), factor=st.integers(2, 4))
+def test_v_half_has_half_the_bubble_and_half_the_memory_of_1f1b(stages, factor):
+    shape = shape_of("v-half", stages, stages * factor)
+    idle = run_equal("v-half", shape).span_s - 3 * shape.microbatches
+    assert idle == 3 * (stages - 1) / 2 - (stages % 2) / 2
+    assert max(in_flight("v-half", shape)) == (stages + 1) / 2
+
+
+@given(stages=st.integers(2, 16), factor=st.integers(2, 4))
+def test_v_min_has_two_thirds_of_the_bubble_and_a_third_of_the_memory_of_1f1b(stages, factor):
+    shape = shape_of("v-min", stages, stages * factor)
+    idle = run_equal("v-min", shape).span_s - 3 * shape.microbatches
+    assert idle <= 2 * (stages - 1) + (stages % 3 == 0) / 2
+    assert max(in_flight("v-min", shape)) <= stages / 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "unit", "span"), [(4, 8, 4, 51), (8, 32, 8, 199), (4, 14, 7, 84)]
+)
+def test_zeropp_spans_in_half_stage_slots(stages, microbatches, unit, span):
+    shape = Shape(stages, 2, microbatches, unit)
+    assert run_equal("zeropp", shape, (2, 2, 2)).span_s == span
+    assert max(in_flight("zeropp", shape)) == unit
+
+
+@settings(deadline=None)
+@given(stages=st.integers(2, 8), chunks=st.integers(2, 4), units=st.integers(1, 3))
+def test_zeropp_bubbles_for_the_least_and_the_largest_unit(stages, chunks, units):
+    least = Shape(stages, chunks, units * stages, stages)
+    expected = (stages - 1) / (3 * least.microbatches * chunks + stages - 1)
+    assert bubble("zeropp", least) == pytest.approx(expected)
+    largest = Shape(stages, chunks, units * (2 * stages - 1), 2 * stages - 1)
+    assert bubble("zeropp", largest) == pytest.approx(0, abs=1e-12)
+
+
+def test_zeropp_gathers_parameters_once_a_pass_for_a_unit_and_reduces_once():
+    shape = Shape(4, 2, 8, 4)
+    for order in SCHEDULES["zeropp"].orders(shape):
+        gathers = [action for action in order if action[0] == GATHER]
+        # two units; forward and backward of the first chunk, one turn of the last
+        assert len(gathers) == 2 * 3
+        assert [a[0] for a in order].count(REDUCE) == 2 * 2
+
+
+@pytest.mark.parametrize(("unit", "less"), [(9, False), (10, True)])
+def test_zeropp_moves_less_than_tensor_parallelism_from_nine_micro_batches_on(unit, less):
+    assert moves_less_than_tp(unit=unit, seq_len=4096, micro_batch=1, hidden=8192) is less
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "span"),
+    [(4, 4, 28), (8, 8, 60), (16, 16, 124), (4, 8, 54), (8, 32, 222)],
+)
+def test_bitpipe_spans_in_half_stage_slots(stages, microbatches, span):
+    shape = shape_of("bitpipe", stages, microbatches)
+    assert run_equal("bitpipe", shape, (2, 2, 2)).span_s == span
+    if stages == microbatches:
+        assert 1 - Fraction(6 * microbatches, span) == Fraction(
+            stages - 2, 3 * microbatches + stages - 2
+        )
+        peaks = in_flight("bitpipe", shape)
+        assert (min(peaks), max(peaks)) == ((3 * stages + 2) / 4, stages)
+
+
+@given(half=st.integers(1, 8), factor=st.integers(1, 3))
+def test_the_bubble_of_chimera(half, factor):
+    p = 2 * half
+    equal = shape_of("chimera", p, p * factor)
+    if factor < 3:
+        assert bubble("chimera", equal, (2, 1, 1)) == pytest.approx(
+            (p - 2) / (2 * equal.microbatches + p - 2)
+        )
+    once = shape_of("chimera", p, p)
+    assert bubble("chimera", once) == pytest.approx((p - 2) / (1.5 * p + p - 2))
+
+
+def test_splitting_the_backward_of_gpipe_shrinks_its_bubble_from_0_273_to_0_2():
+    assert round(bubble("gpipe", shape_of("gpipe", 4, 8)), 3) == 0.273
+    assert bubble("2bp", shape_of("2bp", 4, 8)) == pytest.approx(0.2)
+    assert max(held(SCHEDULES["2bp-1f1b"], shape_of("2bp-1f1b", 4, 8))) > max(
+        held(SCHEDULES["1f1b"], shape_of("1f1b", 4, 8))
     )
 
 
-def test_schedules_say_which_numbers_of_chunks_and_stages_they_run():
-    assert SCHEDULES["1f1b"].problem(stages=4, chunks=1, microbatches=3) is None
-    assert "one chunk" in SCHEDULES["gpipe"].problem(stages=4, chunks=2, microbatches=4)
-    assert "2 chunks" in SCHEDULES[INTERLEAVED].problem(stages=4, chunks=1, microbatches=4)
-    assert "2 stages" in SCHEDULES[INTERLEAVED].problem(stages=1, chunks=2, microbatches=4)
-    assert SCHEDULES[INTERLEAVED].problem(stages=4, chunks=2, microbatches=8) is None
+@given(stages=st.integers(1, 9), microbatches=st.integers(1, 40))
+def test_without_a_flush_there_is_no_bubble_and_weights_are_stale(stages, microbatches):
+    shape = shape_of("async-1f1b", stages, microbatches)
+    schedule = SCHEDULES["async-1f1b"]
+    assert bubble("async-1f1b", shape) == pytest.approx(0, abs=1e-9)
+    assert not schedule.drains
+    endless = schedule.orders(Shape(stages, 1, 4 * stages))
+    assert [staleness(order) for order in endless] == list(range(stages))[::-1]
 
 
-SIZES = [(2, 1), (2, 2), (3, 2), (4, 8), (4, 3), (8, 16), (5, 7), (1, 4)]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_only_the_asynchronous_schedule_is_not_gradient_equivalent(name):
+    assert SCHEDULES[name].drains == (name != "async-1f1b")
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), SIZES)
-@pytest.mark.parametrize(("name", "theirs"), [("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")])
-def test_a_stage_runs_the_passes_that_torch_runs(name, theirs, stages, microbatches):
-    """Torch's own loop over one stage, with a stage that writes down what it is asked to do."""
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    for stage in range(stages):
-        ran: list[tuple[int, int, int]] = []
-        module = MagicMock(stage_index=stage)
-        module.forward_one_chunk.side_effect = lambda m, *_, **__: ran.append((FORWARD, 0, m))  # noqa: B023
-        module.backward_one_chunk.side_effect = lambda m, **__: ran.append((BACKWARD, 0, m))  # noqa: B023
-        for direction in ("fwd", "bwd"):
-            for operation in ("send", "recv"):
-                getattr(module, f"get_{direction}_{operation}_ops").return_value = []
-        run = MagicMock(_stage=module, _num_stages=stages, _n_microbatches=microbatches)
-        run._check_inputs.return_value = ([()] * microbatches, [{}] * microbatches)  # noqa: SLF001
-        getattr(schedules, theirs)._step_microbatches(run)  # noqa: SLF001
-        assert SCHEDULES[name].order(stages, 1, microbatches, stage) == ran
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(deadline=None)
+@given(data=st.data())
+def test_every_order_is_sound(name, data):
+    shape = data.draw(legal_shapes(name))
+    assert problems(SCHEDULES[name], shape) == []
 
 
-@pytest.mark.parametrize("chunks", [2, 3, 4])
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (2, 8), (4, 4), (4, 8), (8, 24)])
-def test_the_interleaved_order_is_the_one_that_torch_generates(stages, chunks, microbatches):
-    """Torch's generator wants only these numbers of the schedule; its idle slots are left out."""
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    rounds = max(1, microbatches // stages)
-    sizes = SimpleNamespace(
-        n_local_stages=chunks,
-        pp_group_size=stages,
-        microbatches_per_round=microbatches // rounds,
-        _n_microbatches=microbatches,
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(deadline=None)
+@given(data=st.data())
+def test_what_a_schedule_says_it_holds_is_what_its_orders_hold(name, data):
+    shape = data.draw(legal_shapes(name, groups=7))
+    schedule = SCHEDULES[name]
+    now = [0.0] * shape.stages
+    peaks = [0.0] * shape.stages
+    for device, order in enumerate(schedule.orders(shape)):
+        for kind, _, _ in order:
+            now[device] += {FORWARD: 1, BACKWARD: -1, WEIGHT: -1}.get(kind, 0)
+            peaks[device] = max(peaks[device], now[device])
+    found = [peak / shape.chunks for peak in peaks]
+    assert held(schedule, shape) == pytest.approx(found)
+    assert all(a <= b + 1e-9 for a, b in zip(least_in_flight(schedule, shape), found, strict=True))
+
+
+LOOPED = ("interleaved-1f1b", "interleaved-zb", "zeropp")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_sent_is_received_and_the_devices_agree_on_what_crosses(name):
+    shape = shape_of(name, 4, 8)
+    orders = with_transfers(SCHEDULES[name], shape)
+    kinds = [kind for order in orders for kind, _, _ in order]
+    crossings = 3 if shape.chunks == 1 else 7 if name in LOOPED else 6
+    assert kinds.count(SEND_FORWARD) == kinds.count(RECEIVE_FORWARD) == 8 * crossings
+    assert kinds.count(SEND_BACKWARD) == 8 * crossings
+
+
+def broken(orders):
+    return Schedule(name="broken", summary="", orders=lambda _: orders)
+
+
+TWO = Shape(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("orders", "told"),
+    [
+        ([[(FORWARD, 0, 0)], [(FORWARD, 0, 0), (BACKWARD, 0, 0)]], "B0 of chunk 0 on device 0"),
+        (
+            [[(BACKWARD, 0, 0), (FORWARD, 0, 0)], [(FORWARD, 0, 0), (BACKWARD, 0, 0)]],
+            "stands before its forward",
+        ),
+        (
+            [
+                [(FORWARD, 0, 0), (WEIGHT, 0, 0), (INPUT, 0, 0)],
+                [(FORWARD, 0, 0), (BACKWARD, 0, 0)],
+            ],
+            "stands before its input gradient",
+        ),
+        (
+            [[(FORWARD, 0, 0), (INPUT, 0, 0)], [(FORWARD, 0, 0), (BACKWARD, 0, 0)]],
+            "W0 of chunk 0 on device 0 stands 0 times, not 1",
+        ),
+        (
+            [
+                [(FORWARD, 0, 0), (BACKWARD, 0, 0)],
+                [(FORWARD, 0, 0), (BACKWARD, 0, 0), (FORWARD, 0, 0)],
+            ],
+            "stands 2 times, not 1",
+        ),
+    ],
+)
+def test_an_unsound_order_is_told(orders, told):
+    assert any(told in each for each in problems(broken(orders), TWO))
+
+
+def test_a_cycle_is_named():
+    first, second = (FORWARD, 0, 0), (FORWARD, 0, 1)
+    back = [(BACKWARD, 0, 0), (BACKWARD, 0, 1)]
+    stuck = [[first, back[0], second, back[1]], [second, back[1], first, back[0]]]
+    (told,) = problems(broken(stuck), Shape(2, 1, 2))
+    named = told.removeprefix("passes wait for one another: ").split(" <- ")
+    assert named[0] == named[-1]
+    assert len(named) > 2
+    assert set(named) <= {
+        f"{k}{m} of chunk 0 on device {d}" for k in "FB" for m in (0, 1) for d in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [
+        (
+            "interleaved-1f1b",
+            Shape(4, 2, 3),
+            "(3) divisible by stages (4); nearest: 4",
+        ),
+        ("interleaved-zb", Shape(4, 2, 9), "divisible by stages (4); nearest: 8"),
+        ("interleaved-1f1b", Shape(4, 1, 4), "at least 2 chunks"),
+        ("interleaved-1f1b", Shape(1, 2, 4), "at least 2 stages"),
+        ("gpipe", Shape(4, 2, 4), "one chunk a stage, not 2; nearest: 1"),
+        ("zbv", Shape(4, 3, 4), "2 chunks a stage, not 3; nearest: 2"),
+        ("dualpipe-v", Shape(4, 2, 7), "2 x stages = 8 micro-batches, not 7; nearest: 8"),
+        ("zeropp", Shape(4, 2, 8, 3), "a unit of 4 to 7 micro-batches, not 3; nearest: 4"),
+        ("zeropp", Shape(4, 2, 8, 9), "a unit of 4 to 7 micro-batches, not 9; nearest: 7"),
+        ("zeropp", Shape(4, 2, 3), "at least one unit of 4 micro-batches, not 3; nearest: 4"),
+        ("bitpipe", Shape(4, 2, 6), "divisible by stages (4); nearest: 8"),
+        ("chimera", Shape(3, 1, 6), "an even number of stages, not 3; nearest: 4"),
+    ],
+)
+def test_an_illegal_shape_is_refused_with_its_rule_and_the_nearest_legal_value(name, shape, told):
+    assert told in SCHEDULES[name].problem(shape)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_runs_the_shape_of_the_table(name):
+    assert SCHEDULES[name].problem(shape_of(name, 4, 8)) is None
+
+
+THEIRS = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved-1f1b": "ScheduleInterleaved1F1B",
+    "interleaved-zb": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
+
+
+def fake_stage(shape, index):
+    """A stage that only has numbers."""
+    torch = pytest.importorskip("torch")
+    return MagicMock(
+        group_size=shape.stages,
+        group_rank=0,
+        num_stages=shape.stages * shape.chunks,
+        stage_index=index,
+        submod=torch.nn.Identity(),
+        has_backward=True,
     )
-    generate = schedules.ScheduleInterleaved1F1B._calculate_single_rank_operations  # noqa: SLF001
-    for stage in range(stages):
-        theirs = [
-            (
-                FORWARD if action.computation_type is schedules.FORWARD else BACKWARD,
-                action.stage_index // stages,
-                action.microbatch_index,
-            )
-            for action in generate(sizes, stage)
-            if action is not None
-        ]
-        assert SCHEDULES[INTERLEAVED].order(stages, chunks, microbatches, stage) == theirs
+
+
+def torch_order_of_one_stage(make, shape, index):
+    """Torch's own loop over one stage, which writes down what it is asked to do. (The order that
+    its 1F1B returns for display leaves out the last stage's first micro-batch.)
+    """
+    ran = []
+    stage = fake_stage(shape, index)
+    stage.is_first = stage.is_last = False
+    stage.forward_one_chunk.side_effect = lambda m, *_, **__: ran.append((FORWARD, 0, m))
+    stage.backward_one_chunk.side_effect = lambda m, **__: ran.append((BACKWARD, 0, m))
+    for way in ("fwd", "bwd"):
+        for operation in ("send", "recv"):
+            getattr(stage, f"get_{way}_{operation}_ops").return_value = []
+    m = shape.microbatches
+    schedule = make(stage, m, loss_fn=lambda *_: None)
+    schedule._stage_forward_initialized = schedule._stage_backward_initialized = True  # noqa: SLF001
+    schedule._step_microbatches([()] * m, [{}] * m, [None] * m)  # noqa: SLF001
+    return ran
+
+
+def torch_orders(name, shape):
+    """The order lists of torch's schedule class."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    make = getattr(schedules, THEIRS[name])
+    if shape.chunks == 1:
+        return [torch_order_of_one_stage(make, shape, i) for i in range(shape.stages)]
+    places = {place: i for i, place in enumerate(SCHEDULES[name].paths(shape)[0])}
+    local = [fake_stage(shape, places[0, chunk]) for chunk in range(shape.chunks)]
+    orders = make(local, shape.microbatches, loss_fn=lambda *_: None).pipeline_order
+    chunks = {i: chunk for (_, chunk), i in places.items()}
+    kinds = {
+        schedules.FORWARD: FORWARD,
+        schedules.FULL_BACKWARD: BACKWARD,
+        schedules.BACKWARD_INPUT: INPUT,
+        schedules.BACKWARD_WEIGHT: WEIGHT,
+    }
+    actions = [
+        [p for a in orders[rank] if a is not None for p in (a.sub_actions or (a,))]
+        for rank in range(shape.stages)
+    ]
+    return [
+        [(kinds[a.computation_type], chunks[a.stage_index], a.microbatch_index) for a in order]
+        for order in actions
+    ]
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 12, 24])
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", THEIRS)
+def test_orders_are_those_of_torch(name, stages, microbatches):
+    counts = (2, 3, 4) if SCHEDULES[name].chunks is None else SCHEDULES[name].chunks
+    for chunks in counts:
+        shape = Shape(stages, chunks, microbatches)
+        fewer = name == "1f1b" and microbatches < stages  # torch refuses it, and it is legal
+        if SCHEDULES[name].problem(shape) is None and not fewer:
+            assert SCHEDULES[name].orders(shape) == torch_orders(name, shape)

@@ -11,7 +11,7 @@ from oracle import fastest_of_all
 
 from costmodel.context import CostContext
 from costmodel.estimate import estimate
-from costmodel.layout import RecomputeKind
+from costmodel.layout import NO_RECOMPUTE, RecomputeKind
 from planner.feasibility import explain_infeasible
 from planner.search import search
 from planner.space import Restrictions, SearchSpace
@@ -180,7 +180,7 @@ def test_the_dynamic_programme_finds_what_the_closed_form_finds():
 def test_a_stopped_search_keeps_what_it_has_and_says_how_far_it_may_be_off():
     context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
     visits = iter(range(10**9))
-    result = search(context, space_of(context), should_stop=lambda: next(visits) > 1000)
+    result = search(context, space_of(context), should_stop=lambda: next(visits) > 1500)
     assert not result.complete
     assert result.best is not None
     assert 0 < result.gap < 1
@@ -308,3 +308,95 @@ def test_the_restriction_that_empties_the_space_is_named():
     error = explain_infeasible(context, space_of(context, tp=3), min_fit=0.9)
     assert "no legal layout" in str(error)
     assert error.hints == ("lifting --fix tp",)
+
+
+# --- schedules -------------------------------------------------------------------------------
+
+
+@cache
+def best_of_gpt3(cluster, **fixed):
+    context = context_of("gpt3-175b", cluster, global_batch=64, seq_len=2048)
+    return search(context, space_of(context, tp=8, pp=16, **fixed), runners_up=0).best
+
+
+def test_a_memory_starved_job_gets_the_schedule_that_holds_half():
+    starved = best_of_gpt3("16x8xa100-40g")
+    roomy = best_of_gpt3("16x8xa100-80g")
+    assert starved.candidate.degrees.schedule == "v-half"
+    assert roomy.candidate.degrees.schedule != "v-half"
+    without = best_of_gpt3("16x8xa100-40g", schedule="1f1b,interleaved-1f1b")
+    assert starved.estimate.step_s < 0.95 * without.estimate.step_s
+    recomputed = {strategy.recompute.kind for strategy in without.layout.strategies}
+    assert recomputed != {RecomputeKind.NONE}
+
+
+def test_the_plan_of_a_folded_schedule_has_both_ends_of_the_model_on_its_first_stage():
+    layout = best_of_gpt3("16x8xa100-40g").layout
+    assert (layout.chunks[0].stage, layout.chunks[-1].stage) == (0, 0)
+    assert layout.problems(load_model("gpt3-175b").num_layers) == []
+
+
+LAUNCHED = {
+    "megatron": {"1f1b", "interleaved-1f1b"},
+    "deepspeed": {"1f1b"},
+    "torchtitan": {"1f1b", "interleaved-1f1b", "zbv"},
+    "native": {"1f1b", "interleaved-1f1b", "zbv"},
+    "galvatron": {"1f1b"},
+    "accelerate": {"1f1b"},
+    "any": {"1f1b", "interleaved-1f1b", "zb-h1", "v-half", "zeropp", "bitpipe"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_a_launcher_is_searched_for_schedules_that_it_runs(launcher):
+    context = context_of("llama3-8b", "2x8xh100", global_batch=64, seq_len=8192)
+    degrees = list(space_of(context, launcher=launcher).degrees())
+    assert {d.schedule for d in degrees} == LAUNCHED[launcher]
+    for d in degrees:
+        count = 64 // (d.dp * d.micro_batch)
+        assert d.schedule != "bitpipe" or count == d.pp
+        if d.schedule == "zeropp":
+            assert d.tp == 1
+            assert 2 * 8192 * d.pp * d.micro_batch > 9 * 4096
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved-zb", "zbv", "dualpipe-v", "v-min"])
+def test_a_schedule_that_is_asked_for_is_planned(schedule):
+    context = context_of("llama3-8b", "2x8xh100", global_batch=64, seq_len=4096)
+    result = search(context, space_of(context, schedule=schedule, pp=4), runners_up=0)
+    assert result.best.candidate.degrees.schedule == schedule
+    assert result.bound_s <= result.best.estimate.step_s
+    assert estimate(context, result.best.layout) == result.best.estimate
+
+
+def test_split_backward_passes_stand_beside_neither_recomputation_nor_fsdp_that_reshards():
+    context = context_of("llama3-8b", "2x8xh100", global_batch=64, seq_len=8192)
+    space = space_of(context, launcher="native", schedule="zbv")
+    candidates = [c for d in space.degrees() for c in space.candidates(d)]
+    assert candidates
+    assert {c.zero for c in candidates} <= {0, 1, 2}
+    assert {c.recomputes for c in candidates} == {(NO_RECOMPUTE,)}
+
+
+SPLIT = ("zb-h1", "v-half", "zbv", "interleaved-zb", "zb-h2", "v-min")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_over_any_schedules_equals_the_enumeration_of_every_layout(seed):
+    rng = random.Random(100 + seed)
+    model = tiny_model(4, rng.choice([32_000, 128_256]), tied=rng.random() < 0.3)
+    cluster = with_nodes(
+        rng.choice(["1x4xa100-40g", "1x2xh100"]), memory_gib=rng.choice([20, 26, 34, 40])
+    )
+    context = context_of(
+        model, cluster, global_batch=rng.choice([4, 8]), seq_len=2048, micro_batch=1
+    )
+    chosen = rng.sample(SPLIT, 2)
+    fixed = {"cp": 1, "tp": 1, "zero": "0,1", "schedule": ",".join(("1f1b", *chosen))}
+    fastest, _ = fastest_of_all(context, space_of(context, **fixed), 0.9)
+    result = search(context, space_of(context, **fixed))
+    if fastest is None:
+        assert result.best is None
+    else:
+        assert result.best.estimate.step_s == pytest.approx(fastest, rel=1e-12)
+        assert result.bound_s <= fastest * (1 + 1e-9)
