@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from costmodel.layers import LayerCost
     from planner.space import Candidate, Degrees
 
-__all__ = ["CandidateBounds"]
+__all__ = ["CandidateBounds", "num_waves"]
 
 NANO = 10**9
 INFINITE = float("inf")
@@ -41,6 +41,21 @@ class _Option(NamedTuple):
     transient_bytes: int
     longest_forward_ns: float
     longest_backward_ns: float
+
+
+def num_waves(degrees: Degrees) -> int:
+    """Into how many parts the closed form of the step cuts a stage's time for a micro-batch: the
+    pipeline fills and drains in one of them.
+    """
+    return degrees.chunks * SCHEDULES[degrees.schedule].fill_speed
+
+
+class _Compute(NamedTuple):
+    """Time of all layers and of the longest one, and the least part of a layer that is forward."""
+
+    sums: float
+    greatest: float
+    forward_part: float
 
 
 class CandidateBounds:
@@ -64,7 +79,7 @@ class CandidateBounds:
         self.block_chain = [c for c in chain if c in blocks]
         self.block_classes = list(blocks)
         self._costs: dict[object, LayerCost] = {}
-        self._compute: dict[object, tuple[float, float]] = {}
+        self._compute: dict[object, _Compute] = {}
         self._found_options: dict[object, list[_Option]] = {}
         self._flights: dict[object, tuple[float, ...]] = {}
 
@@ -72,14 +87,14 @@ class CandidateBounds:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
         key = self._shape(degrees)
         if key not in self._compute:
-            times = [
-                self._cost(degrees, c, NO_RECOMPUTE).total_s * NANO for c in range(len(self.counts))
-            ]
+            costs = [self._cost(degrees, c, NO_RECOMPUTE) for c in range(len(self.counts))]
+            times = [cost.total_s * NANO for cost in costs]
             total = sum(t * n for t, n in zip(times, self.counts, strict=True))
-            self._compute[key] = total, max(times)
-        sums, greatest = self._compute[key]
+            part = min(cost.forward.total_s / cost.total_s for cost in costs if cost.total_s)
+            self._compute[key] = _Compute(total, max(times), part)
+        own = self._compute[key]
         blocks = None if self.main is None else self._block_times(degrees)
-        return self._step_s(degrees, sums, greatest, blocks)
+        return self._step_s(degrees, own, blocks)
 
     def _block_times(self, degrees: Degrees, option: _Option | None = None) -> BlockTimes:
         """Least times of the blocks, of those alike without recomputation unless ``option`` is
@@ -122,14 +137,17 @@ class CandidateBounds:
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
         sums = self._relaxed_ns(lean, self._options(lean), INFINITE)
-        return None if sums is None else self._step_s(degrees, sums, 0.0, None)
+        if sums is None:
+            return None
+        return self._step_s(degrees, _Compute(sums, 0.0, 0.0), None)
 
-    def of_candidate_s(self, candidate: Candidate, worth_s: float) -> float | None:
-        """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
-        fits, or nothing that is faster than ``worth_s``.
+    def of_candidate_s(self, candidate: Candidate, worth_s: float) -> tuple[float, float] | None:
+        """With the memory limit, ZeRO's traffic, hand-over and host time: the bound, and the closed
+        form of the step with as fortunate cuts; None if even so nothing fits, or nothing that is
+        faster than ``worth_s``.
         """
         if self.main is None:
-            return self.of_degrees_s(candidate.degrees)
+            return self.of_degrees_s(candidate.degrees), 0.0
         options, once_s = self._with_states(candidate, self._options(candidate))
         sums = self._relaxed_ns(candidate, options, worth_s)
         if sums is None:
@@ -139,7 +157,12 @@ class CandidateBounds:
         blocks = self._block_times(degrees, options[0])
         if len(self.alike) == len(self.block_classes):
             blocks = blocks._replace(once=once_s * NANO)
-        return self._step_s(degrees, sums, self._compute[self._shape(degrees)][1], blocks)
+        plain = self._compute[self._shape(degrees)]
+        part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
+        least = self._step_s(degrees, _Compute(sums, plain.greatest, part), blocks)
+        microbatches, ranks = candidate.microbatches(self.context.training), candidate.num_ranks
+        filled = (microbatches + (degrees.pp - 1) / num_waves(degrees)) / degrees.pp
+        return least, max(least, self.context.whole_step_s(filled * sums / NANO, ranks))
 
     def crowding(self, candidate: Candidate) -> float:
         """Memory of all blocks under the leanest recomputation over what all stages have for
@@ -173,7 +196,7 @@ class CandidateBounds:
         own = _least_time(self.num_alike, rooms, resident, options, most)
         if own is None:
             return None
-        total, _ = self._compute[self._shape(degrees)]
+        total = self._compute[self._shape(degrees)].sums
         fastest = self._least_option(degrees, NO_RECOMPUTE).time_ns
         return own + total - fastest * self.num_alike
 
@@ -214,12 +237,12 @@ class CandidateBounds:
         )
         return host + sum(sends)
 
-    def _step_s(
-        self, degrees: Degrees, sums: float, greatest: float, blocks: BlockTimes | None
-    ) -> float:
+    def _step_s(self, degrees: Degrees, own: _Compute, blocks: BlockTimes | None) -> float:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
-        bound = PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, microbatches)
-        least = bound.least(sums, greatest)
+        bound = PipelineBound(
+            degrees.schedule, degrees.pp, degrees.chunks, microbatches, own.forward_part
+        )
+        least = bound.least(own.sums, own.greatest)
         if blocks is not None:
             least = max(least, bound.whole_blocks(len(self.block_chain), blocks))
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp

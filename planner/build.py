@@ -12,6 +12,7 @@ from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.simulate import in_flight
+from planner.bounds import num_waves
 from planner.launchers import Mixing
 from planner.pipelinebound import PipelineBound
 from planner.problem import SearchProblem
@@ -198,16 +199,16 @@ class CandidateProblem:
 
     @property
     def waves(self) -> int:
-        """Into how many parts the closed form of the step cuts a stage's time for a micro-batch:
-        the pipeline fills and drains in one of them.
-        """
-        return self.candidate.degrees.chunks * self.schedule.fill_speed
+        """As ``num_waves``."""
+        return num_waves(self.candidate.degrees)
 
     @property
     def pipeline(self) -> PipelineBound:
         """The bound that this candidate's schedule obeys."""
         degrees = self.candidate.degrees
-        return PipelineBound(degrees.schedule, degrees.pp, degrees.chunks, self.microbatches)
+        return PipelineBound(
+            degrees.schedule, degrees.pp, degrees.chunks, self.microbatches, self._forward_part
+        )
 
     def bound_s(self, cut: Solution) -> float:
         """A step time that no layout with the stages of ``cut`` can beat.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from costmodel.schedules import Schedule
 
 __all__ = ["BlockTimes", "PipelineBound"]
+
+ALL = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,19 @@ class PipelineBound:
     is their sum and w_k = p - 1 - k. The mean of these paths over k is (m + p - 1) W / p whatever
     the division of W, so the greatest is no less. For 1F1B with 1 < m <= p only "the stages
     before it once, then m times" is certain; its least value over all divisions is
-    W / (1 - (1 - 1/m)^p). With several chunks only the mean stage's work, m W / p, is certain
+    W / (1 - (1 - 1/m)^p). Where weight gradients are put off into the drain, only the forwards of
+    the stages before it are certain, of which ``forward_part`` f of a stage's time are: then it
+    is f W / (1 - (1 - f/m)^p). With several chunks only the mean stage's work, m W / p, is certain
     for any division: a light first chunk lets the next stage start early. The same holds where
-    weight gradients are put off into the drain, or where two directions share the devices, each
-    of which then works for half of the micro-batches on its own stage and the opposite one.
+    two directions share the devices, each of which then works for half of the micro-batches on
+    its own stage and the opposite one.
     """
 
     schedule: str
     stages: int
     chunks: int
     microbatches: int
+    forward_part: float = 0.0
 
     @property
     def _kind(self) -> Schedule:
@@ -46,6 +52,9 @@ class PipelineBound:
     def fill(self) -> float:
         """Factor of the sum of stage times."""
         p, m = self.stages, self.microbatches
+        if self.chunks == 1 and self._kind.splits and self.forward_part:
+            part = min(self.forward_part, ALL)
+            return part / -math.expm1(p * math.log1p(-part / m))
         if self.chunks > 1 or not self._kind.returns_whole:
             return m / p
         if self.schedule == "1f1b" and 1 < m <= p:

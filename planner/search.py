@@ -138,12 +138,13 @@ class _Run:
     wanted: int
     solver: Callable[[SearchProblem], StageSolver]
     bounds: CandidateBounds = field(init=False)
-    heap: list[tuple[float, int, Degrees | list[Candidate] | Candidate]] = field(
+    heap: list[tuple[float, int, Degrees | list[Candidate] | Candidate, float]] = field(
         default_factory=list
     )
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
     open: list[tuple[float, CandidateProblem]] = field(default_factory=list)
+    least_open_s: float = float("inf")
     candidates: int = 0
     visited: int = 0
     simulated: int = 0
@@ -163,8 +164,7 @@ class _Run:
     def bound_s(self) -> float:
         """What no layout of the space can beat, visited or not."""
         waiting = self.heap[0][0] if self.heap else float("inf")
-        least_open = min((bound for bound, _ in self.open), default=float("inf"))
-        return min(waiting, least_open, self.best_s)
+        return min(waiting, self.least_open_s, self.best_s)
 
     @property
     def best_s(self) -> float:
@@ -174,16 +174,16 @@ class _Run:
     def bound_all(self) -> None:
         """Give every combination of degrees its bound from compute alone."""
         for degrees in self.space.degrees():
-            self.heap.append((self.bounds.of_degrees_s(degrees), next(self._order), degrees))
+            self.heap.append((self.bounds.of_degrees_s(degrees), next(self._order), degrees, 0.0))
         self.candidates = len(self.heap)
         heapq.heapify(self.heap)
 
     def visit(self) -> None:
         """Sharpen, open or solve the node with the least bound."""
-        bound, _, node = heapq.heappop(self.heap)
+        bound, _, node, expected = heapq.heappop(self.heap)
         self.visited += 1
         if isinstance(node, Candidate):
-            self._solve(node, bound)
+            self._solve(node, bound, expected)
         elif isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
             self.candidates += len(candidates) - 1
@@ -198,18 +198,26 @@ class _Run:
                 if relaxed is None:
                     self._prune_full()
                 else:
-                    self._push(max(bound, relaxed), candidate)
+                    self._push(max(bound, relaxed[0]), candidate, relaxed[1])
 
-    def _push(self, bound_s: float, node: Degrees | list[Candidate] | Candidate) -> None:
-        heapq.heappush(self.heap, (bound_s, next(self._order), node))
+    def _push(
+        self, bound_s: float, node: Degrees | list[Candidate] | Candidate, expected_s: float = 0.0
+    ) -> None:
+        heapq.heappush(self.heap, (bound_s, next(self._order), node, expected_s))
 
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
         self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
 
-    def _solve(self, candidate: Candidate, bound_s: float) -> None:
-        """Solve one candidate, simulate its undominated cuts, keep the best."""
+    def _solve(self, candidate: Candidate, bound_s: float, expected_s: float) -> None:
+        """Solve one candidate, simulate its undominated cuts, keep the best. Where even the closed
+        form of its step is too long, it stays open: its bound counts in the gap.
+        """
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
+        if expected_s > self.worth_s * PROMISING:
+            self._leave_open(bound_s, problem)
+            self.pruned["closed form"] += 1
+            return
         found = self._cuts(problem, bound_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
@@ -217,7 +225,7 @@ class _Run:
         own = bound_s
         if not problem.moves_blocks:
             own = max(bound_s, min(problem.bound_s(cut) for cut in found))
-        self.open.append((own, problem))
+        self._leave_open(own, problem)
         limit = self.worth_s * PROMISING
         promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
         if not promising:  # the bound stays open: it counts in the gap
@@ -234,6 +242,10 @@ class _Run:
             self.pruned["memory"] += 1
         else:
             self._keep(best)
+
+    def _leave_open(self, bound_s: float, problem: CandidateProblem) -> None:
+        self.open.append((bound_s, problem))
+        self.least_open_s = min(self.least_open_s, bound_s)
 
     def _cuts(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
         """Undominated cuts worth having: first those close to the bound, which are found fast."""
@@ -286,6 +298,7 @@ class _Run:
                 if finalist is not None:
                     self._keep(finalist)
             self.open.remove((bound, problem))
+            self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
     def _finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""

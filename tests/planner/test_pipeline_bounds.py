@@ -26,7 +26,9 @@ def assert_not_faster_than_its_bound(name, shape, times, delays):
     copies = SCHEDULES[name].copies
     works = [sum(map(sum, zip(*rows, strict=True))) / copies for rows in zip(
         times.forward_s, times.input_s, times.weight_s, strict=True)]  # fmt: skip
-    bound = PipelineBound(name, shape.stages, shape.chunks, shape.microbatches)
+    forwards = [sum(row) for row in times.forward_s]
+    part = min(f / w if w else 0.0 for f, w in zip(forwards, works, strict=True))
+    bound = PipelineBound(name, shape.stages, shape.chunks, shape.microbatches, part)
     assert bound.least(sum(works), max(works)) <= step * (1 + 1e-9)
 
 
