@@ -81,6 +81,7 @@ class CandidateBounds:
         self._costs: dict[object, LayerCost] = {}
         self._compute: dict[object, _Compute] = {}
         self._found_options: dict[object, list[_Option]] = {}
+        self._runs: dict[object, tuple[float, Callable[[int], float]]] = {}
         self._flights: dict[object, tuple[float, ...]] = {}
 
     def of_degrees_s(self, degrees: Degrees) -> float:
@@ -115,16 +116,27 @@ class CandidateBounds:
         )
         if len(self.block_classes) == 1:
             return times
-        costs = {c: self._cost(degrees, c, NO_RECOMPUTE) for c in self.block_classes}
+        free = degrees.chunks > 1 or SCHEDULES[degrees.schedule].copies > 1
         added = option.time_ns - plain.time_ns
+        key = (self._shape(degrees), free, added)
+        if key not in self._runs:
+            self._runs[key] = self._unequal(degrees, added, free=free)
+        part, run = self._runs[key]
+        return times._replace(forward_part=part, run=run)
+
+    def _unequal(
+        self, degrees: Degrees, added_ns: float, *, free: bool
+    ) -> tuple[float, Callable[[int], float]]:
+        """Least forward part of any block, and the least time of so many of them, where those
+        alike take ``added_ns`` more than their passes.
+        """
+        costs = {c: self._cost(degrees, c, NO_RECOMPUTE) for c in self.block_classes}
         own = {
-            c: cost.total_s * NANO + (added if c in self.alike else 0.0)
+            c: cost.total_s * NANO + (added_ns if c in self.alike else 0.0)
             for c, cost in costs.items()
         }
         part = min(cost.forward.total_s * NANO / own[c] for c, cost in costs.items())
-        chain = [own[c] for c in self.block_chain]
-        free = degrees.chunks > 1 or SCHEDULES[degrees.schedule].copies > 1
-        return times._replace(forward_part=part, run=_least_run(chain, free=free))
+        return part, _least_run([own[c] for c in self.block_chain], free=free)
 
     def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
