@@ -150,7 +150,7 @@ def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operat
 
 def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> Operator:
     attention, training = block.attention, shard.training
-    seq, element, unfused = shard.seq, shard.element, training.attention is AttentionKernel.UNFUSED
+    seq, element, unfused = shard.seq, shard.element, training.attention.stores_scores
     visible = training.seq_len if unfused else _visible_keys(attention, training.seq_len)
     forward = AttentionCore(
         batch=shard.micro_batch,
@@ -207,7 +207,7 @@ def _softmax(
     scores: int, element: int, block: Block, shard: Shard
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Scale, mask and softmax (one kernel or four), and dropout."""
-    passes = 1 if shard.training.fused_kernels else 4
+    passes = 4 if shard.training.attention is AttentionKernel.EAGER else 1
     softmax = Stream(2 * scores * element * passes, passes)
     backward = Stream(3 * scores * element * passes, passes)
     if not block.dropout:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from costmodel.work import AttentionCore, Gemm, Stream
-from profiles.training import AttentionKernel
-
 if TYPE_CHECKING:
     from profiles.calibration import Efficiencies
     from profiles.cluster import DeviceSpec
@@ -60,7 +58,7 @@ class DeviceModel:
         own = self.efficiencies
         key = self.precision.gemm if work.block else self.precision.other
         shape = own.gemm * work.k / (work.k + own.gemm_half_k) * self._waves(work)
-        element = 1 if key == "fp8" else self.precision.bytes
+        element = 1 if key in ("fp8", "fp4") else self.precision.bytes
         operands = (work.m * work.k + work.k * work.n) * element
         result = work.m * work.n * self.precision.bytes
         return max(
@@ -89,7 +87,7 @@ class DeviceModel:
         part = kernel.backward if work.backward else kernel.forward
         executed = work.flop * work.visible / work.key_len
         seconds = executed / (self.peak(self.precision.other) * part)
-        if work.kernel is AttentionKernel.UNFUSED:
+        if work.kernel.stores_scores:
             scores = work.batch * work.heads * work.query_len * work.key_len
             passes = 4 if work.backward else 2
             seconds = max(seconds, self.stream_seconds(passes * scores * self.precision.bytes))

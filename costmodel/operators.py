@@ -178,7 +178,9 @@ def stream_operator(
     Backward reads the output gradient and the saved inputs and writes the input gradients.
     Without fused kernels it is three kernels that each pass through memory.
     """
-    passes = 1 if shard.training.fused_kernels else 3
+    training = shard.training
+    fused = training.norms_are_fused if module == "layernorm" else training.fused_kernels
+    passes = 1 if fused else 3
     size = elements * shard.element * passes
     return Operator(
         name=name,

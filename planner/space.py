@@ -16,7 +16,7 @@ from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind,
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
-from profiles.training import AttentionKernel
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -393,7 +393,7 @@ class SearchSpace:
             return []
         inner = "moe_act" if self._experts else "mlp"
         sets = [("layernorm",), (inner,), ("layernorm", inner)]
-        if self.training.attention is AttentionKernel.UNFUSED:
+        if self.training.attention.stores_scores:
             core = [tuple(sorted((*modules, "core_attn"))) for modules in sets]
             sets = [("core_attn",), *core]
         return [Recompute(RecomputeKind.SELECTIVE, tuple(sorted(modules))) for modules in sets]

@@ -30,10 +30,12 @@ class KernelFile(FileSchema):
 class AttentionKernelsFile(FileSchema):
     """Efficiencies by attention kernel."""
 
+    flash1: KernelFile
     flash2: KernelFile
     flash3: KernelFile
     fused: KernelFile
     unfused: KernelFile
+    eager: KernelFile
 
 
 class EfficienciesFile(FileSchema):
