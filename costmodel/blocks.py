@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["block_operators"]
 
+# What PyTorch's own operators make of one fused kernel, in passes of 16-bit elements through
+# memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
+# rotated half, their sum). LayerNorm and GELU are one kernel there too.
+EAGER_RMS_PASSES = 8
+EAGER_ROPE_PASSES = 5
+
 
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
     """Operators of a block in forward order.
@@ -52,7 +58,14 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
         return []
     elements = shard.sp_tokens * block.hidden
     saved = Saved(f"{place}_norm input", elements * shard.element)
-    return [stream_operator(f"{place}_norm", elements, shard, module="layernorm", saved=(saved,))]
+    passes = 1
+    if block.norm is Norm.RMS and not shard.training.norms_are_fused:
+        passes = EAGER_RMS_PASSES
+    return [
+        stream_operator(
+            f"{place}_norm", elements, shard, module="layernorm", saved=(saved,), passes=passes
+        )
+    ]
 
 
 def _residual(place: str, block: Block, shard: Shard) -> Operator:
@@ -144,7 +157,8 @@ def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operat
         saved = Saved("qk_norm input", elements * shard.element)
         operators.append(stream_operator("qk_norm", elements, shard, saved=(saved,)))
     if attention.rope:
-        operators.append(stream_operator("rope", elements, shard))
+        passes = 1 if shard.training.fused_kernels else EAGER_ROPE_PASSES
+        operators.append(stream_operator("rope", elements, shard, passes=passes))
     return operators
 
 
@@ -250,6 +264,7 @@ def _feed_forward(
             module="mlp",
             reads=2 if layer.gated else 1,
             saved=tuple(kept),
+            passes=2 if layer.gated and not shard.training.fused_kernels else 1,
         ),
         gemm(
             f"{name}_down",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +49,12 @@ class LayerStep:
     states: StateCost
 
 
+@lru_cache(maxsize=128)
+def _topology(cluster: ClusterSpec) -> Topology:
+    """The cluster's topology, which remembers its groups whatever the calibration."""
+    return Topology(cluster)
+
+
 class CostContext:
     """The four inputs of every estimate."""
 
@@ -64,7 +70,7 @@ class CostContext:
         self.cluster = cluster
         self.training = training
         self.calibration = calibration
-        self.topology = Topology(cluster)
+        self.topology = _topology(cluster)
         device = cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self._timed: dict[object, TimedLayer] = {}
@@ -260,7 +266,7 @@ class CostContext:
                 CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
             )
             whole = min(whole, size / mesh.tp / rate + gather)
-        return level.latency_s + whole
+        return level.latency_s + self.own.hand_over_s + whole
 
     def handed_over_s(
         self, mesh: Mesh, strategy: Strategy, micro_batch: int, num_chunks: int

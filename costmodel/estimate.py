@@ -29,6 +29,7 @@ __all__ = [
     "StepSplit",
     "estimate",
     "fit_limit",
+    "step_seconds",
 ]
 
 COVERAGE = 0.9
@@ -142,6 +143,12 @@ def fit_limit(context: CostContext, min_fit: float) -> int:
 def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> Estimate:
     """Estimate a layout. Raises ValueError if the layout does not belong to the model."""
     return LayoutCost(context, layout).estimate(min_fit=min_fit)
+
+
+def step_seconds(context: CostContext, layout: Layout) -> float:
+    """The step alone, without memory or causes."""
+    stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+    return _step(context, layout, stages)
 
 
 class LayoutCost:
@@ -262,11 +269,11 @@ class _Stage:
         """The step as this stage spends it; what is not busy is bubble."""
         count = layout.num_microbatches
         passes = _sum((cost, count) for cost in (*self.forward, *self.backward))
-        host = 2 * self.host_s * layout.num_chunks * count
+        host = 2 * self.host_s * layout.num_chunks * count + passes.host_s
         jitter = context.jitter(layout.mesh.num_ranks)
         overhead = host + context.own.step_s + step_s * jitter / (1 + jitter)
         p2p = 2 * count * sum(self.sends)
-        busy = passes.total_s + p2p + overhead + self.gradient_s + self.optimizer_s
+        busy = passes.device_s + p2p + overhead + self.gradient_s + self.optimizer_s
         waiting = step_s - busy
         return StepSplit(
             compute_s=passes.compute_s,

@@ -172,15 +172,13 @@ def stream_operator(
     reads: int = 1,
     writes: int = 1,
     saved: tuple[Saved, ...] = (),
+    passes: int = 1,
 ) -> Operator:
     """An element-wise operator on ``elements`` of the activation type.
 
     Backward reads the output gradient and the saved inputs and writes the input gradients.
-    Without fused kernels it is three kernels that each pass through memory.
+    ``passes``: how many kernels it is, each of which passes through memory so.
     """
-    training = shard.training
-    fused = training.norms_are_fused if module == "layernorm" else training.fused_kernels
-    passes = 1 if fused else 3
     size = elements * shard.element * passes
     return Operator(
         name=name,

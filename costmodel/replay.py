@@ -7,11 +7,12 @@ experts whole on a rank, stages cut evenly.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from costmodel.context import CostContext
+from costmodel.estimate import step_seconds
 from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES
@@ -50,6 +51,15 @@ class Replay:
         """The inputs under a calibration."""
         return CostContext(self.model, self.cluster, self.training, calibration)
 
+    def step_s(self, calibration: Calibration) -> float:
+        """The estimated step. A smaller last micro-batch counts by its part."""
+        context, count = self.context(calibration), self.layout.num_microbatches
+        whole = step_seconds(context, self.layout)
+        if count == self.microbatches or count == 1:
+            return whole
+        fewer = step_seconds(context, replace(self.layout, num_microbatches=count - 1))
+        return fewer + (self.microbatches - count + 1) * (whole - fewer)
+
 
 def replay(run: MeasuredRun) -> Replay:
     """What an estimate of a run needs. Raises ``InputError`` with the columns that stand in its
@@ -87,7 +97,7 @@ def run_layout(
     assert run.tp and run.pp and run.micro_batch
     mesh = _mesh(run)
     microbatches = training.global_batch / (mesh.dp * run.micro_batch)
-    chunks = run.vpp or 1
+    chunks = run.vpp or _usual_chunks(model.num_blocks, run.pp)
     schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
     whole = max(1, -int(-microbatches // 1))
     problem = SCHEDULES[schedule].problem(stages=run.pp, chunks=chunks, microbatches=whole)
@@ -105,6 +115,11 @@ def run_layout(
         chunks=_chunks(model, run.pp, chunks, _strategy(run, mesh), _recompute(run)),
     )
     return layout, microbatches
+
+
+def _usual_chunks(blocks: int, stages: int) -> int:
+    """Chunks a stage where the run does not state them: one block a chunk where that divides."""
+    return blocks // stages if stages > 1 and blocks % stages == 0 else 1
 
 
 @lru_cache(maxsize=1024)

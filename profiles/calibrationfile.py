@@ -43,6 +43,7 @@ class EfficienciesFile(FileSchema):
 
     gemm: Rate = Field(description="Large GEMMs, part of the sustained rate.")
     gemm_half_k: float = Field(ge=0, le=100_000, description="Inner size at half of gemm.")
+    quantised: Rate = Field(description="What fp8 and fp4 GEMMs keep of gemm.")
     attention: AttentionKernelsFile
     stream: Rate = Field(description="Part of memory bandwidth.")
     kernel_launch_us: float = Field(ge=0, le=10_000)
@@ -55,6 +56,7 @@ class EfficienciesFile(FileSchema):
     ep_overlap: Part
     dp_overlap: Part
     p2p_overlap: Part
+    hand_over_us: float = Field(ge=0, le=1_000_000, description="Cost of a hand-over itself.")
     overlap_slowdown: Part
     straggler: Part = Field(description="Growth of the step per doubling of the nodes.")
     moe_imbalance: float = Field(ge=1, le=100, description="Busiest rank against the mean.")
@@ -90,6 +92,7 @@ def calibration_of(document: Document) -> Calibration:
         exclude={
             "attention",
             "kernel_launch_us",
+            "hand_over_us",
             "micro_batch_ms",
             "step_ms",
             "context_gib",
@@ -104,6 +107,7 @@ def calibration_of(document: Document) -> Calibration:
             for kernel, parts in given.attention.model_dump().items()
         },
         kernel_launch_s=given.kernel_launch_us * 1e-6,
+        hand_over_s=given.hand_over_us * 1e-6,
         micro_batch_s=given.micro_batch_ms * 1e-3,
         step_s=given.step_ms * 1e-3,
         context_bytes=round(given.context_gib * GIB),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -85,9 +86,12 @@ class MeasuredRun:
     rank_group: str = ""
 
     @property
-    def place(self) -> tuple[str, str]:
-        """The device and the software stack that a calibration of this run belongs to."""
-        return self.gpu, self.stack
+    def release(self) -> str:
+        """The software stack with its release: where the stack names none, but the notes say
+        which PyTorch it ran on, that is its release.
+        """
+        found = _TORCH.search(self.notes)
+        return f"{self.stack} torch {found[1]}" if found else self.stack
 
     @property
     def always_predicted(self) -> bool:
@@ -104,6 +108,7 @@ class RunsFile:
     notes: tuple[str, ...]
 
 
+_TORCH: Final = re.compile(r"\btorch (\d+\.\d+(?:/\d+\.\d+)?)")
 _READ: Final = {name: hint for name, hint in get_type_hints(MeasuredRun).items() if name != "where"}
 _OPTIONAL: Final = {f.name for f in fields(MeasuredRun) if f.name not in (*NEEDED, "where")}
 
