@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 from costmodel.work import AttentionCore, Gemm, Stream
@@ -65,7 +66,7 @@ class DeviceModel:
         """
         own = self.efficiencies
         key = self.precision.gemm if work.block else self.precision.other
-        shape = own.gemm * work.k / (work.k + own.gemm_half_k) * self._waves(work)
+        shape = own.gemm * work.k / (work.k + own.gemm_half_k) * _waves(work, self.device.num_sms)
         if key in QUANTISED:
             shape *= own.quantised
         element = 1 if key in QUANTISED else self.precision.bytes
@@ -79,19 +80,6 @@ class DeviceModel:
         if key in QUANTISED:
             seconds += self.stream_seconds(CONVERSION_BYTES * work.groups * work.m * work.k)
         return seconds
-
-    def _waves(self, work: Gemm) -> float:
-        """Share of useful work in full waves of output tiles, for the best tile shape."""
-        best = 0.0
-        useful = work.m * work.n * work.groups
-        for rows, columns, feed in TILES:
-            tiles = math.ceil(work.m / rows) * math.ceil(work.n / columns) * work.groups
-            waves = math.ceil(tiles / self.device.num_sms)
-            share = useful / (waves * self.device.num_sms * rows * columns)
-            best = max(best, feed * share)
-        # few tiles are split along k, which fills the device at some cost
-        splits = min(work.k // 512, self.device.num_sms)
-        return max(best, min(0.6, best * max(1, splits)))
 
     def _attention(self, work: AttentionCore) -> float:
         """Executed FLOP / rate; unfused kernels are also bound by the traffic of the scores."""
@@ -107,3 +95,18 @@ class DeviceModel:
             passes = 4 if work.backward else 2
             seconds = max(seconds, self.stream_seconds(passes * scores * self.precision.bytes))
         return max(seconds, LEAST_KERNEL_S)
+
+
+@lru_cache(maxsize=65536)
+def _waves(work: Gemm, num_sms: int) -> float:
+    """Share of useful work in full waves of output tiles, for the best tile shape."""
+    best = 0.0
+    useful = work.m * work.n * work.groups
+    for rows, columns, feed in TILES:
+        tiles = math.ceil(work.m / rows) * math.ceil(work.n / columns) * work.groups
+        waves = math.ceil(tiles / num_sms)
+        share = useful / (waves * num_sms * rows * columns)
+        best = max(best, feed * share)
+    # few tiles are split along k, which fills the device at some cost
+    splits = min(work.k // 512, num_sms)
+    return max(best, min(0.6, best * max(1, splits)))

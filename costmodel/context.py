@@ -25,13 +25,13 @@ from profiles.units import MIB
 if TYPE_CHECKING:
     from costmodel.layers import LayerCost, TimedLayer
     from profiles.calibration import Calibration, Efficiencies
-    from profiles.cluster import ClusterSpec
+    from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.topology import Level
     from profiles.training import TrainingSpec
 
-__all__ = ["CostContext", "LayerStep"]
+__all__ = ["CostContext", "LayerStep", "Memo"]
 
 LONELY = GroupLink(1, ())
 
@@ -49,6 +49,21 @@ class LayerStep:
     states: StateCost
 
 
+class Memo:
+    """Times of layers under one calibration, which depend on neither the batch nor the cluster's
+    size: contexts that share them time each layer once.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._known: dict[object, dict[object, TimedLayer]] = {}
+
+    def of(self, device: DeviceSpec, training: TrainingSpec) -> dict[object, TimedLayer]:
+        """The times on a device in such training."""
+        key = (device.name, replace(training, global_batch=1))
+        return self._known.setdefault(key, {})
+
+
 @lru_cache(maxsize=128)
 def _topology(cluster: ClusterSpec) -> Topology:
     """The cluster's topology, which remembers its groups whatever the calibration."""
@@ -64,8 +79,12 @@ class CostContext:
         cluster: ClusterSpec,
         training: TrainingSpec,
         calibration: Calibration,
+        *,
+        memo: Memo | None = None,
     ) -> None:
-        """Bind the inputs; nothing is computed yet."""
+        """Bind the inputs; nothing is computed yet. ``memo`` shares the times of layers with other
+        contexts of the same calibration.
+        """
         self.model = model
         self.cluster = cluster
         self.training = training
@@ -73,7 +92,7 @@ class CostContext:
         self.topology = _topology(cluster)
         device = cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
-        self._timed: dict[object, TimedLayer] = {}
+        self._timed = {} if memo is None else memo.of(device, training)
         self._steps: dict[object, LayerStep] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from costmodel.context import Memo
 from profiles.calibration import KernelEfficiency
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration, Efficiencies
 
-__all__ = ["LEAST_RUNS", "Fit", "LocalModel", "Parameter", "fit", "local_model", "relevant"]
+__all__ = ["LEAST_RUNS", "Fit", "LocalModel", "Parameter", "distance", "fit", "local_model", "log_steps", "refit", "relevant"]
 
 LEAST_RUNS: Final = 3
 NOISE: Final = 0.03  # of a good measurement, in the logarithm
@@ -167,7 +168,8 @@ class LocalModel:
 
 def log_steps(replays: Sequence[Replay], calibration: Calibration) -> NDArray[np.float64]:
     """Logarithms of the estimated steps."""
-    return np.log([each.step_s(calibration) for each in replays])
+    memo = Memo()
+    return np.log([each.step_s(calibration, memo) for each in replays])
 
 
 def local_model(
@@ -283,6 +285,27 @@ def solve(
             if damping > 1e8:  # noqa: PLR2004 - no direction is downhill any more
                 break
     return change
+
+
+def distance(
+    parameters: Sequence[Parameter], here: Calibration, there: Calibration
+) -> NDArray[np.float64]:
+    """How far the parameters of one calibration lie from those of another."""
+    pairs = [(p, p.value(here.efficiencies), p.value(there.efficiencies)) for p in parameters]
+    return np.array([b - a if p.linear else math.log(b / a) for p, a, b in pairs])
+
+
+def refit(
+    model: LocalModel,
+    measured: NDArray[np.float64],
+    centre: NDArray[np.float64],
+    tightness: float,
+) -> Calibration:
+    """The calibration that fits the runs of a local model, with the prior at ``centre``."""
+    spread = np.array([parameter.spread for parameter in model.parameters]) * tightness
+    return changed(
+        model.calibration, model.parameters, solve(model, measured, centre, spread)
+    )
 
 
 def _scale(count: int) -> float:

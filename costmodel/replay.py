@@ -20,6 +20,7 @@ from profiles.errors import InputError, Problem
 from profiles.runspecs import run_cluster, run_device, run_model, run_training, stated
 
 if TYPE_CHECKING:
+    from costmodel.context import Memo
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
@@ -47,13 +48,13 @@ class Replay:
     layout: Layout
     microbatches: float
 
-    def context(self, calibration: Calibration) -> CostContext:
+    def context(self, calibration: Calibration, memo: Memo | None = None) -> CostContext:
         """The inputs under a calibration."""
-        return CostContext(self.model, self.cluster, self.training, calibration)
+        return CostContext(self.model, self.cluster, self.training, calibration, memo=memo)
 
-    def step_s(self, calibration: Calibration) -> float:
+    def step_s(self, calibration: Calibration, memo: Memo | None = None) -> float:
         """The estimated step. A smaller last micro-batch counts by its part."""
-        context, count = self.context(calibration), self.layout.num_microbatches
+        context, count = self.context(calibration, memo), self.layout.num_microbatches
         whole = step_seconds(context, self.layout)
         if count == self.microbatches or count == 1:
             return whole
