@@ -85,7 +85,7 @@ PARAMETERS: Final = (
     Parameter(name="hand_over_s", spread=1.0, low=1e-6, high=0.02),
     Parameter(name="gpu_link", spread=0.3, low=0.05, high=1.0),
     Parameter(name="nic", spread=0.4, low=0.05, high=1.0),
-    Parameter(name="straggler", spread=1.0, low=1e-4, high=0.2),
+    Parameter(name="straggler", spread=0.5, low=1e-4, high=0.02),
     Parameter(name="moe_imbalance", spread=0.3, low=1.0, high=4.0),
     Parameter(name="tp_overlap", spread=0.3, low=0.0, high=0.95, linear=True),
     Parameter(name="dp_overlap", spread=0.2, low=0.0, high=1.0, linear=True),
@@ -205,6 +205,7 @@ class Fit:
     calibration: Calibration
     residuals: tuple[float, ...]
     left: dict[str, float]
+    model: LocalModel
 
     @property
     def undetermined(self) -> tuple[str, ...]:
@@ -234,7 +235,9 @@ def fit(replays: Sequence[Replay], prior: Calibration, *, tightness: float = 1.0
         else:
             break
         now, log_s, centre = moved, after_s, centre - change
-        if np.abs(change).max() < SETTLED:
+        settled = np.abs(change).max() < SETTLED
+        model = replace(model, calibration=now, log_s=log_s)
+        if settled:
             break
         model = local_model(replays, now, parameters, log_s)
     left = _left(model, measured, spread)
@@ -242,6 +245,7 @@ def fit(replays: Sequence[Replay], prior: Calibration, *, tightness: float = 1.0
         calibration=now,
         residuals=tuple((log_s - measured).tolist()),
         left=dict(zip((p.name for p in parameters), left.tolist(), strict=True)),
+        model=model,
     )
 
 

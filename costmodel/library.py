@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, local_model, log_steps, refit, relevant
+from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_steps, refit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ __all__ = ["ANY", "Leaf", "Library", "family", "held_out", "leaf_of"]
 
 ANY: Final = "any"
 FOLDS: Final = 10
-MOST_RUNS: Final = 240  # of one fit: more of the same say little more
-MOST_OF_A_STACK: Final = 40  # in the fit of a whole device, where stacks count alike
+MOST_RUNS: Final = 160  # of one fit: more of the same say little more
+MOST_OF_A_STACK: Final = 30  # in the fit of a whole device, where stacks count alike
 LEAF_TIGHTNESS: Final = 0.6  # releases of one family differ less than families
 FAMILY_TIGHTNESS: Final = 0.8
 PARENT_WEIGHT: Final = 12.0  # runs that the parent's residuals stand for in an interval
@@ -52,15 +52,19 @@ def leaf_of(each: Replay) -> Leaf:
 
 
 def family(stack: str) -> str:
-    """A stack's name without its release."""
+    """All releases of a stack: its name without the release, and ``any``."""
     words = [word for word in stack.split() if not word[0].isdigit() and word != "torch"]
-    return " ".join(words) or stack
+    return " ".join([*(words or [stack]), ANY])
 
 
 def parents(leaf: Leaf) -> tuple[Leaf, ...]:
     """What stands above a leaf, nearest first."""
-    above = [Leaf(leaf.device, family(leaf.stack)), Leaf(leaf.device, ANY)]
-    return tuple(parent for parent in above if parent != leaf)
+    if leaf.stack == ANY:
+        return ()
+    everything = Leaf(leaf.device, ANY)
+    if leaf.stack.endswith(f" {ANY}"):
+        return (everything,)
+    return Leaf(leaf.device, family(leaf.stack)), everything
 
 
 def held_out(each: Replay) -> int:
@@ -124,7 +128,7 @@ class Library:
         prior = self._prior(place)
         found = fit(chosen, prior, tightness=tightness)
         node = _Node(own, found)
-        model = local_model(chosen, found.calibration, relevant(chosen))
+        model = found.model
         measured = np.log([each.run.step_time_s for each in chosen])
         folds = np.array([held_out(each) for each in chosen])
         for fold in sorted({held_out(each) for each in own}):
@@ -190,7 +194,7 @@ class Library:
 def _depth(place: Leaf) -> int:
     if place.stack == ANY:
         return 0
-    return 1 if place.stack == family(place.stack) else 2
+    return 1 if place.stack.endswith(f" {ANY}") else 2
 
 
 def _chosen(replays: list[Replay], *, alike: bool) -> list[Replay]:
