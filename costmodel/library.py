@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_steps, refit
+from profiles.calibrations import ANY, stack_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration
 
-__all__ = ["ANY", "Leaf", "Library", "family", "held_out", "leaf_of"]
+__all__ = ["Leaf", "Library", "held_out", "leaf_of"]
 
-ANY: Final = "any"
 FOLDS: Final = 10
 MOST_RUNS: Final = 160  # of one fit: more of the same say little more
 MOST_OF_A_STACK: Final = 30  # in the fit of a whole device, where stacks count alike
@@ -51,12 +51,6 @@ def leaf_of(each: Replay) -> Leaf:
     return Leaf(each.device, each.run.release)
 
 
-def family(stack: str) -> str:
-    """All releases of a stack: its name without the release, and ``any``."""
-    words = [word for word in stack.split() if not word[0].isdigit() and word != "torch"]
-    return " ".join([*(words or [stack]), ANY])
-
-
 def parents(leaf: Leaf) -> tuple[Leaf, ...]:
     """What stands above a leaf, nearest first."""
     if leaf.stack == ANY:
@@ -64,7 +58,7 @@ def parents(leaf: Leaf) -> tuple[Leaf, ...]:
     everything = Leaf(leaf.device, ANY)
     if leaf.stack.endswith(f" {ANY}"):
         return (everything,)
-    return Leaf(leaf.device, family(leaf.stack)), everything
+    return Leaf(leaf.device, stack_family(leaf.stack)), everything
 
 
 def held_out(each: Replay) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         plan_text,
         refuse_to_overwrite,
         save_plan,
+        write_whole,
     )
     from planner.planfile import json_schema, schema_kinds
     from planner.planning import Planned, plan_training
@@ -51,6 +52,7 @@ __all__ = [
     "refuse_to_overwrite",
     "save_plan",
     "schema_kinds",
+    "write_whole",
 ]
 
 _MODULES: Final = {
@@ -74,6 +76,7 @@ _MODULES: Final = {
     "refuse_to_overwrite": "plandocument",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
+    "write_whole": "plandocument",
 }
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "refuse_to_overwrite",
     "restrictions_document",
     "rounded",
-    "save_plan",
+    "save_plan", "write_whole"
 ]
 
 KIND: Final = "parallel-plan"
@@ -95,8 +95,12 @@ def plan_text(plan: Plan, *, folder: str | Path = ".") -> str:
 def save_plan(plan: Plan, path: str | Path, *, force: bool = False) -> None:
     """Write the plan file, whole or not at all. Raises ``InputError`` where it cannot."""
     refuse_to_overwrite(path, force=force)
+    write_whole(path, plan_text(plan, folder=Path(path).parent))
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises ``InputError`` where it cannot."""
     target = Path(path)
-    text = plan_text(plan, folder=target.parent)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
@@ -125,7 +129,7 @@ def _unwritable(target: Path, reason: str) -> Problem:
         where=str(target),
         message=f"cannot be written: {reason}",
         expected="a file in a folder that you may write to",
-        hint="-o - prints the plan file",
+        hint="-o - prints it",
     )
 
 

@@ -71,6 +71,19 @@ class EfficienciesFile(FileSchema):
     memory_sigma: Sigma
 
 
+StackName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w ./()+-]*$", max_length=100)]
+
+
+class FitFile(FileSchema):
+    """What a fit says of itself. Errors are of step times, in sample."""
+
+    prior: str = Field(description="The calibration that it stays near without evidence.")
+    num_runs: int = Field(ge=1)
+    median_error: float = Field(ge=0)
+    p90_error: float = Field(ge=0)
+    undetermined: list[str] = Field(description="What the runs do not tell: kept as in the prior.")
+
+
 class CalibrationFile(FileSchema):
     """Efficiencies of a device and a software stack."""
 
@@ -79,8 +92,9 @@ class CalibrationFile(FileSchema):
     name: Name
     knowledge: Literal["datasheet", "calibrated", "measured"]
     device: Name = Field(description="Name of the device, or any.")
-    stack: Name = Field(description="Name of the software stack, or any.")
+    stack: StackName = Field(description="Name of the software stack with its release, or any.")
     source: str = Field(min_length=1, description="Where the numbers come from, with the date.")
+    fit: FitFile | None = Field(None, description="How it was fitted, if it was.")
     efficiencies: EfficienciesFile
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, get_type_hints
 from profiles.errors import InputError, Problem
 from profiles.nearest import nearest
 
-__all__ = ["MeasuredRun", "RunsFile", "read_runs"]
+__all__ = ["MeasuredRun", "RunsFile", "published_runs", "read_runs"]
 
 NEEDED: Final = ("id", "gpu", "n_gpus", "stack", "outcome")
 OUTCOMES: Final = ("ok", "oom", "oom_cpu", "unavailable", "failed", "error")
@@ -135,6 +135,11 @@ def read_runs(path: str | Path) -> RunsFile:
     unknown = [name for name in columns if name not in _READ]
     notes = (f"{shown}: columns that are not known are ignored: {', '.join(unknown)}",)
     return RunsFile(tuple(runs), notes if unknown else ())
+
+
+def published_runs() -> Path:
+    """The table of published runs that comes with parplan."""
+    return Path(__file__).parent / "data" / "runs" / "published.csv"
 
 
 def _text(path: str | Path) -> str:
