@@ -26,6 +26,7 @@ __all__ = ["block_operators"]
 # memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
 # rotated half, their sum). LayerNorm and GELU are one kernel there too.
 EAGER_RMS_PASSES = 8
+EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
 EAGER_ROPE_PASSES = 5
 
 
@@ -57,13 +58,15 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
     if block.norm is Norm.NONE:
         return []
     elements = shard.sp_tokens * block.hidden
-    saved = Saved(f"{place}_norm input", elements * shard.element)
+    saved = [Saved(f"{place}_norm input", elements * shard.element)]
     passes = 1
     if block.norm is Norm.RMS and not shard.training.norms_are_fused:
         passes = EAGER_RMS_PASSES
+        kept = elements * (EAGER_RMS_BYTES + shard.element)
+        saved.append(Saved(f"{place}_norm in fp32 and before its weight", kept, "layernorm"))
     return [
         stream_operator(
-            f"{place}_norm", elements, shard, module="layernorm", saved=(saved,), passes=passes
+            f"{place}_norm", elements, shard, module="layernorm", saved=tuple(saved), passes=passes
         )
     ]
 

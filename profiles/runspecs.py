@@ -129,16 +129,27 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
     stated(run, "global_batch", "seq_len")
     assert run.global_batch and run.seq_len
     early = not run.gated_mlp and _attention_kernel(run).stores_scores
-    sharded = run.zero_stage.startswith("3") or run.zero_stage == "hsdp"
     return TrainingSpec(
         global_batch=run.global_batch,
         seq_len=run.seq_len,
         precision=_precision(run),
-        grad_dtype=GradDtype.BF16 if sharded else GradDtype.FP32,
+        grad_dtype=_grad_dtype(run),
         attention=_attention_kernel(run),
         fused_kernels=early or _has_fused_kernels(run),
         fused_norms=True if "RMS kernel" in run.attn_kernel else None,
     )
+
+
+def _grad_dtype(run: MeasuredRun) -> GradDtype:
+    """Megatron-LM and its heirs accumulate gradients in fp32, and so does DeepSpeed for weights in
+    bf16; FSDP, DeepSpeed in fp16 and plain software keep them in the type of the weights.
+    """
+    heirs = re.search(r"megatron|nemo|mist|aceso|libai", run.stack, re.IGNORECASE)
+    in_16_bit = run.precision.lower() == "fp16" and "deepspeed" in run.stack.lower()
+    sharded = run.zero_stage.startswith(("2", "3")) or run.zero_stage == "hsdp"
+    if heirs and not in_16_bit and not sharded:
+        return GradDtype.FP32
+    return GradDtype.FP16 if run.precision.lower() == "fp16" else GradDtype.BF16
 
 
 def _has_fused_kernels(run: MeasuredRun) -> bool:
