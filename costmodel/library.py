@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from costmodel.context import Memo
 from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_steps, refit
+from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
 from profiles.calibrations import ANY, stack_family
 
 if TYPE_CHECKING:
@@ -32,11 +34,11 @@ __all__ = ["Leaf", "Library", "held_out", "leaf_of"]
 
 FOLDS: Final = 10
 MOST_RUNS: Final = 160  # of one fit: more of the same say little more
-MOST_OF_A_STACK: Final = 30  # in the fit of a whole device, where stacks count alike
+MOST_OF_A_DEVICE: Final = 120  # in the fit of all its stacks
 LEAF_TIGHTNESS: Final = 0.6  # releases of one family differ less than families
 FAMILY_TIGHTNESS: Final = 0.8
 PARENT_WEIGHT: Final = 12.0  # runs that the parent's residuals stand for in an interval
-QUANTILES: Final = (0.05, 0.95)
+QUANTILES: Final = (0.03, 0.97)  # models that were not seen differ more than folds do
 
 
 class Leaf(NamedTuple):
@@ -90,8 +92,11 @@ class Library:
         """Fit everything, root first."""
         self.datasheet = datasheet
         self.nodes: dict[Leaf, _Node] = {}
+        self.memory: dict[tuple[Leaf, int | None], tuple[float, float]] = {}
         groups: dict[Leaf, list[Replay]] = defaultdict(list)
         for each in replays:
+            if each.run.step_time_s is None:
+                continue
             leaf = leaf_of(each)
             for place in (leaf, *parents(leaf)):
                 groups[place].append(each)
@@ -100,6 +105,22 @@ class Library:
                 if on_progress is not None:
                     on_progress(f"{place.stack} on {place.device}: {len(groups[place])} runs")
                 self.nodes[place] = self._node(place, groups[place])
+
+        self._remember(replays)
+
+    def _remember(self, replays: Sequence[Replay]) -> None:
+        """Fit the memory of every leaf, with all runs and without each fold."""
+        found: dict[Leaf, list[tuple[int, Evidence]]] = defaultdict(list)
+        memo = Memo()
+        for each in replays:
+            evidence = Evidence.of(each, self.datasheet, memo)
+            if evidence is not None:
+                found[leaf_of(each)].append((held_out(each), evidence))
+        for leaf, own in found.items():
+            for fold in (None, *sorted({fold for fold, _ in own})):
+                seen = [evidence for of, evidence in own if of != fold]
+                if len(seen) >= LEAST_EVIDENCE:
+                    self.memory[leaf, fold] = fit_memory(seen)
 
     def _same_as_parent(self, place: Leaf, groups: dict[Leaf, list[Replay]]) -> bool:
         """Whether a family or a device consists of one leaf only, which then stands for it."""
@@ -150,6 +171,15 @@ class Library:
         """The nearest calibration, and where it was fitted (None: the datasheet). With ``fold``
         one that has not seen the runs of that fold.
         """
+        calibration, place = self._find(leaf, fold)
+        memory = self.memory.get((leaf, fold), self.memory.get((leaf, None)) if fold is None else None)
+        if memory is None:
+            return calibration, place
+        reserve, sigma = memory
+        own = replace(calibration.efficiencies, reserve=reserve, memory_sigma=sigma)
+        return replace(calibration, efficiencies=own), place
+
+    def _find(self, leaf: Leaf, fold: int | None) -> tuple[Calibration, Leaf | None]:
         for place in (leaf, *parents(leaf)):
             node = self.nodes.get(place)
             if node is None:
@@ -192,13 +222,17 @@ def _depth(place: Leaf) -> int:
 
 
 def _chosen(replays: list[Replay], *, alike: bool) -> list[Replay]:
-    """At most so many runs, evenly picked; of a whole device the same from each stack."""
-    if alike:
-        stacks: dict[str, list[Replay]] = defaultdict(list)
-        for each in replays:
-            stacks[each.run.release].append(each)
-        replays = [each for own in stacks.values() for each in _every(own, MOST_OF_A_STACK)]
-    return _every(replays, MOST_RUNS)
+    """At most so many runs, in turn from each model, so that no model outweighs others; of a whole
+    device in turn from each stack as well.
+    """
+    groups: dict[object, list[Replay]] = defaultdict(list)
+    for each in replays:
+        groups[each.run.release if alike else "", each.run.model].append(each)
+    most = MOST_OF_A_DEVICE if alike else MOST_RUNS
+    share = 1
+    while sum(min(share, len(own)) for own in groups.values()) < min(most, len(replays)):
+        share += 1
+    return [each for own in groups.values() for each in _every(own, share)]
 
 
 def _every(replays: list[Replay], most: int) -> list[Replay]:

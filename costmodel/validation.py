@@ -57,10 +57,10 @@ def validate(
 
 
 def usable(runs: Sequence[MeasuredRun]) -> list[Replay]:
-    """The runs that a fit may learn from: timed, fully stated, to be trusted."""
+    """The runs that a fit may learn from: fully stated, to be trusted."""
     found = []
     for run in runs:
-        if run.step_time_s is None or not _teaches(run):
+        if not _teaches(run):
             continue
         try:
             found.append(replay(run))
