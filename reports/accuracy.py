@@ -93,10 +93,10 @@ def _rows_table(judged: Sequence[Judged]) -> Table:
 
 def _summary_table(found: dict[str, Summary]) -> Table:
     """One line a source."""
-    table = plain_table("Accuracy")
+    table = plain_table("Accuracy in %: step time (median, P90, bias, in the interval), OOM, memory")
     table.add_column("source", no_wrap=True)
-    columns = ("n", "median %", "P90 %", "bias %", "in interval %", "OOM right %", "rejected %")
-    for name in (*columns, "memory %", "sweeps", "tau", "regret %"):
+    columns = ("n", "median", "P90", "bias", "inside", "OOM", "rejected")
+    for name in (*columns, "memory", "sweeps", "tau", "regret"):
         table.add_column(name, justify="right", no_wrap=True)
     for source, own in found.items():
         table.add_row(

@@ -40,7 +40,7 @@ def test_a_smaller_node_keeps_its_links_and_a_share_of_the_nics():
 @pytest.mark.parametrize(
     ("ref", "told"),
     [
-        ("8xh10", "cluster: there is no device 'h10'; expected one of a100-40g, "),
+        ("8xh10", "cluster: there is no device 'h10'; expected one of a10g-24g, a100-40g, "),
         ("9x9xh100", "cluster: 9x9xh100 wants 9 GPUs a node; expected at most 8, the size of a "),
         ("0xh100", "cluster: 0 in 0xh100; expected a count from 1 to 1,000,000"),
         ("8x0xh100", "cluster: 0 in 8x0xh100; expected a count from 1 to 1,000,000"),
