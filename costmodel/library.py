@@ -127,11 +127,11 @@ class Library:
         children = [leaf for leaf in groups if place in parents(leaf)]
         return bool(children) and any(len(groups[c]) == len(groups[place]) for c in children)
 
-    def _above(self, place: Leaf) -> Leaf | None:
+    def above(self, place: Leaf) -> Leaf | None:
         return next((parent for parent in parents(place) if parent in self.nodes), None)
 
     def _prior(self, place: Leaf, fold: int | None = None) -> Calibration:
-        above = self._above(place)
+        above = self.above(place)
         if above is None:
             return self.datasheet
         node = self.nodes[above]
@@ -139,7 +139,7 @@ class Library:
 
     def _node(self, place: Leaf, own: list[Replay]) -> _Node:
         chosen = _chosen(own, alike=place.stack == ANY)
-        tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[_depth(place) if self._above(place) else 0]
+        tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[_depth(place) if self.above(place) else 0]
         prior = self._prior(place)
         found = fit(chosen, prior, tightness=tightness)
         node = _Node(own, found)
@@ -209,7 +209,7 @@ class Library:
                 total = 1.0 if above == place else PARENT_WEIGHT / len(own)
                 found.append(own)
                 weights.append(np.full(len(own), total))
-            above = self._above(above)
+            above = self.above(above)
         if not found:
             return np.log(self.datasheet.efficiencies.step_time_90), np.ones(2)
         return np.concatenate(found), np.concatenate(weights)

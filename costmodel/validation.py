@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from profiles.calibration import Calibration
     from profiles.runs import MeasuredRun
 
-__all__ = ["Calibrated", "accepted", "calibrate", "fit_section", "usable", "validate"]
+__all__ = ["Calibrated", "accepted", "calibrate", "fit_section", "judge_by", "slug", "usable", "validate"]
 
 MOST_SKIPPED: Final = 0.02  # of the runs that must be predicted
 
@@ -43,7 +43,11 @@ def validate(
     if calibrate_on is None:
         return judge(runs, lambda each: nearest_calibration(each.device, each.run.release)[0])
     library = Library(usable(calibrate_on), datasheet(), on_progress=on_progress)
-    seen = {run.id for run in calibrate_on}
+    return judge_by(library, runs, seen={run.id for run in calibrate_on})
+
+
+def judge_by(library: Library, runs: Sequence[MeasuredRun], *, seen: set[str]) -> list[Judged]:
+    """Judge the runs by a library; those ``seen`` by its fits without their fold."""
     found: dict[object, Calibration] = {}
 
     def of(each: Replay) -> Calibration:
