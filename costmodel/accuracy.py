@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TOTAL", "Judged", "Summary", "judge", "summaries"]
 
 TOTAL: Final = "total"
-FITS: Final = 0.5  # probability from which a run is expected to fit
+FITS: Final = 1 / 3  # a run is said not to fit where that is twice as likely as not
 LEAST_SWEEP: Final = 5  # timed layouts from which a sweep says something about a choice
 CLOSE: Final = 0.02  # layouts whose times differ by less are not told apart
 

@@ -311,6 +311,12 @@ class CostContext:
         sizes = (mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.expert_tp)
         return sum(size > 1 for size in sizes) * self.own.communicator_bytes
 
+    def beside_activations(self, resident_bytes: int) -> float:
+        """States in the unit of a limit that was divided by 1 + reserve: they stay where they are,
+        so only what comes and goes beside them costs the allocator's overhead.
+        """
+        return resident_bytes / (1 + self.own.reserve)
+
     def gathered_bytes(self, strategy: Strategy, micro_batch: int) -> int:
         """Whole activations that sequence parallelism gathers: one in use, one on its way."""
         hidden = self.model.hidden

@@ -68,7 +68,8 @@ class MemoryBytes:
 
     ``activations`` are held between passes, ``working`` appears on top while a layer runs
     (recomputed tensors, logits, gathered weights), ``buffers`` belong to communication.
-    ``reserved`` is the allocator's overhead, ``context`` what lies outside it.
+    ``reserved`` is the allocator's overhead on what comes and goes, ``context`` what lies outside
+    it.
     """
 
     parameters: int
@@ -359,6 +360,6 @@ def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> l
             "working": max(s.transient_bytes for s, _ in stage.steps),
             "buffers": gathered,
         }
-        reserved = int(context.own.reserve * sum(parts.values()))
+        reserved = int(context.own.reserve * (activations + parts["working"] + gathered))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))
     return found

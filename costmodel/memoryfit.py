@@ -1,7 +1,7 @@
 """Measured peaks and out-of-memory labels -> the allocator's reserve and the spread of memory.
 
 Two numbers of a stack are chosen by maximum likelihood on a grid: ``reserve`` (allocator and
-fragmentation, part of what is allocated) and ``memory_sigma`` (standard deviation of the
+fragmentation, part of what comes and goes) and ``memory_sigma`` (standard deviation of the
 logarithm). A run that worked or failed has the likelihood of a normal distribution of
 log(usable / device total); a measured peak that of its own error. Some labels are wrong for
 reasons of their own, so each has at least a small likelihood.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["LEAST_EVIDENCE", "Evidence", "fit_memory"]
 
 LEAST_EVIDENCE: Final = 8
-RESERVES: Final = tuple(0.01 * step for step in range(31))
+RESERVES: Final = tuple(0.02 * step for step in range(31))
 SIGMAS: Final = (0.03, 0.04, 0.05, 0.06, 0.08, 0.10, 0.13, 0.16, 0.20, 0.25, 0.30)
-USUAL_RESERVE: Final = (0.06, 0.05)  # mean and standard deviation before any evidence
+USUAL_RESERVE: Final = (0.12, 0.08)  # mean and standard deviation before any evidence
 USUAL_SIGMA: Final = (math.log(0.08), 0.5)
 WRONG: Final = 0.03
 NORMAL: Final = NormalDist()
@@ -43,12 +43,14 @@ _PHI: Final = np.vectorize(NORMAL.cdf, otypes=[float])
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one run says of memory: bytes allocated (estimated), outside the allocator and usable;
+    """What one run says of memory: bytes allocated (estimated), of them those that come and go,
+    outside the allocator, and usable;
     whether it worked (None: nothing was out of memory in its sweep), and its measured peak in
     bytes with the part of reserve and context that this peak contains.
     """
 
     allocated: float
+    passing: float
     outside: float
     usable: float
     worked: bool | None
@@ -68,6 +70,7 @@ class Evidence:
         unit = GB if in_gb else GIB
         return cls(
             allocated=full.allocated_bytes,
+            passing=full.activations + full.working + full.buffers,
             outside=full.context,
             usable=cost.context.usable_bytes,
             worked=run.outcome == "ok",
@@ -81,7 +84,7 @@ def fit_memory(evidence: Sequence[Evidence]) -> tuple[float, float]:
     """The likeliest (reserve, memory_sigma)."""
     columns = {
         name: np.array([getattr(each, name) for each in evidence], dtype=float)
-        for name in ("allocated", "outside", "usable", "peak", "with_reserve", "with_outside")
+        for name in ("allocated", "passing", "outside", "usable", "peak", "with_reserve", "with_outside")
     }
     worked = np.array([bool(each.worked) for each in evidence])
     labelled = np.full(len(evidence), not worked.all())
@@ -102,7 +105,7 @@ def _log_likelihood(
     total = -(((reserve - mean) / deviation) ** 2) / 2
     mean, deviation = USUAL_SIGMA
     total -= ((math.log(sigma) - mean) / deviation) ** 2 / 2
-    device = columns["allocated"] * (1 + reserve) + columns["outside"]
+    device = columns["allocated"] + reserve * columns["passing"] + columns["outside"]
     if labelled.any():
         fits = _PHI(np.log(columns["usable"] / device) / sigma)
         right = np.where(worked, fits, 1 - fits)
@@ -110,7 +113,8 @@ def _log_likelihood(
     seen = ~np.isnan(columns["peak"])
     if seen.any():
         estimated = (
-            columns["allocated"] * (1 + reserve * columns["with_reserve"])
+            columns["allocated"]
+            + reserve * columns["passing"] * columns["with_reserve"]
             + columns["outside"] * columns["with_outside"]
         )
         error = np.log(columns["peak"][seen] / estimated[seen]) / sigma

@@ -37,7 +37,7 @@ class Efficiencies:
 
     Memory: ``context_bytes`` outside the allocator (CUDA context, libraries);
     ``communicator_bytes`` for each process group that a rank takes part in; ``reserve`` the
-    allocator's overhead as a part of what is allocated.
+    allocator's overhead as a part of what comes and goes (all but states).
 
     Uncertainty: ``step_time_90`` are the 5 % and 95 % quantiles of measurement / estimate;
     ``memory_sigma`` is the standard deviation of the logarithm of that ratio for memory.

@@ -62,7 +62,7 @@ class EfficienciesFile(FileSchema):
     moe_imbalance: float = Field(ge=1, le=100, description="Busiest rank against the mean.")
     context_gib: float = Field(ge=0, le=100)
     communicator_mib: float = Field(ge=0, le=100_000)
-    reserve: Part = Field(description="Allocator's overhead as a part of what is allocated.")
+    reserve: Part = Field(description="Allocator's overhead as a part of all but states.")
     step_time_90: list[Annotated[float, Field(gt=0.01, le=100)]] = Field(
         min_length=2,
         max_length=2,

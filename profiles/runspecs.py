@@ -64,6 +64,9 @@ def run_model(run: MeasuredRun) -> ModelSpec:
     positions. Attention of DeepSeek's families is latent. Raises ``InputError``.
     """
     stated(run, "layers", "hidden", "heads", "seq_len")
+    if run.mode == "lora":
+        message = "is lora: frozen weights have no gradients, which is not estimated"
+        raise InputError(Problem(where=f"{run.where}:mode", message=message))
     assert run.layers and run.hidden
     gated = bool(run.gated_mlp)
     early = not gated and _attention_kernel(run).stores_scores

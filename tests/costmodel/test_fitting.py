@@ -108,7 +108,7 @@ def test_no_efficiency_beats_the_datasheet():
 
 
 def evidence(allocated_gb, *, worked):
-    return Evidence(allocated_gb * 1e9, 2e9, 80e9, worked, None, 1.0, 1.0)
+    return Evidence(allocated_gb * 1e9, allocated_gb * 1e9, 2e9, 80e9, worked, None, 1.0, 1.0)
 
 
 def test_labels_of_out_of_memory_find_the_reserve():
