@@ -392,7 +392,9 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
 
     if flags["calibration"] and flags["calibrate_on"]:
         raise InputError(Problem(where="--calibration", message="with --calibrate-on"))
-    own = None if flags["calibration"] is None else calibration_of_name_or_file(flags["calibration"])
+    own = (
+        None if flags["calibration"] is None else calibration_of_name_or_file(flags["calibration"])
+    )
     shown = flags["runs"] or "the table that comes with parplan"
     read = read_runs(flags["runs"] or published_runs())
     others = None if flags["calibrate_on"] is None else read_runs(flags["calibrate_on"])
@@ -410,7 +412,9 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
 @click.option("--runs", metavar="FILE", required=True, help="Measured runs, CSV.")
 @click.option("--device", metavar="NAME", help="Only runs on this device of the catalogue.")
 @click.option("--stack", metavar="NAME", help="Only runs of this software stack.")
-@click.option("-o", "--output", metavar="FILE", required=True, help="Calibration YAML; - prints it.")
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="Calibration YAML; - prints it."
+)
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def calibrate(
     runs: str, device: str | None, stack: str | None, output: str, *, force: bool

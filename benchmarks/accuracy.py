@@ -53,7 +53,9 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
     calibration, _ = library.find(leaf)
     models = sorted({each.run.model for each in node.replays})
     sources = sorted({each.run.source.split(" ")[0] for each in node.replays if each.run.source})
-    what = f"{len(models)} models: {', '.join(models)}" if len(models) < 9 else f"{len(models)} models"
+    what = (
+        f"{len(models)} models: {', '.join(models)}" if len(models) < 9 else f"{len(models)} models"
+    )
     above = library.above(leaf)
     prior = "datasheet" if above is None else slug(*above)
     errors = sorted(abs(float(r)) for r in node.residuals)

@@ -218,7 +218,8 @@ def _sweeps(judged: Sequence[Judged]) -> tuple[list[float], list[float]]:
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in judged:
         if each.error is not None and each.run.rank_group:
-            assert each.run.step_time_s is not None and each.predicted_step_s is not None
+            assert each.run.step_time_s is not None
+            assert each.predicted_step_s is not None
             groups[each.run.rank_group].append((each.run.step_time_s, each.predicted_step_s))
     taus, regrets = [], []
     for pairs in groups.values():

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 from costmodel.work import AttentionCore, Gemm, Stream
+
 if TYPE_CHECKING:
     from profiles.calibration import Efficiencies
     from profiles.cluster import DeviceSpec

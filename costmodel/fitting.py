@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -32,7 +32,19 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration, Efficiencies
 
-__all__ = ["LEAST_RUNS", "Fit", "LocalModel", "Parameter", "distance", "fit", "local_model", "log_steps", "refit", "relevant"]
+__all__ = [
+    "LEAST_RUNS",
+    "Fit",
+    "LocalModel",
+    "Parameter",
+    "distance",
+    "fit",
+    "local_model",
+    "log_measured",
+    "log_steps",
+    "refit",
+    "relevant",
+]
 
 LEAST_RUNS: Final = 3
 NOISE: Final = 0.03  # of a good measurement, in the logarithm
@@ -122,7 +134,7 @@ def changed(
 ) -> Calibration:
     """The calibration with every parameter moved by its ``theta``."""
     now = calibration.efficiencies
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     attention = dict(now.attention)
     for parameter, change in zip(parameters, theta.tolist(), strict=True):
         kernel = parameter.name.removeprefix(ATTENTION)
@@ -172,6 +184,11 @@ def log_steps(replays: Sequence[Replay], calibration: Calibration) -> NDArray[np
     return np.log([each.step_s(calibration, memo) for each in replays])
 
 
+def log_measured(replays: Sequence[Replay]) -> NDArray[np.float64]:
+    """Logarithms of the measured steps."""
+    return np.log([each.run.step_time_s or math.nan for each in replays])
+
+
 def local_model(
     replays: Sequence[Replay],
     calibration: Calibration,
@@ -218,7 +235,7 @@ def fit(replays: Sequence[Replay], prior: Calibration, *, tightness: float = 1.0
     to the prior.
     """
     parameters = relevant(replays)
-    measured = np.log([each.run.step_time_s for each in replays])
+    measured = log_measured(replays)
     centre = np.zeros(len(parameters))  # of the prior, seen from where the fit stands
     spread = np.array([parameter.spread for parameter in parameters]) * tightness
     now, log_s = prior, log_steps(replays, prior)
@@ -307,9 +324,7 @@ def refit(
 ) -> Calibration:
     """The calibration that fits the runs of a local model, with the prior at ``centre``."""
     spread = np.array([parameter.spread for parameter in model.parameters]) * tightness
-    return changed(
-        model.calibration, model.parameters, solve(model, measured, centre, spread)
-    )
+    return changed(model.calibration, model.parameters, solve(model, measured, centre, spread))
 
 
 def _scale(count: int) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from costmodel.context import Memo
-from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_steps, refit
+from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_measured, log_steps, refit
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
 from profiles.calibrations import ANY, stack_family
 
@@ -128,6 +128,7 @@ class Library:
         return bool(children) and any(len(groups[c]) == len(groups[place]) for c in children)
 
     def above(self, place: Leaf) -> Leaf | None:
+        """The nearest parent that was fitted."""
         return next((parent for parent in parents(place) if parent in self.nodes), None)
 
     def _prior(self, place: Leaf, fold: int | None = None) -> Calibration:
@@ -135,16 +136,22 @@ class Library:
         if above is None:
             return self.datasheet
         node = self.nodes[above]
-        return node.fit.calibration if fold is None else node.by_fold.get(fold, self._prior(above, fold))
+        return (
+            node.fit.calibration
+            if fold is None
+            else node.by_fold.get(fold, self._prior(above, fold))
+        )
 
     def _node(self, place: Leaf, own: list[Replay]) -> _Node:
         chosen = _chosen(own, alike=place.stack == ANY)
-        tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[_depth(place) if self.above(place) else 0]
+        tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[
+            _depth(place) if self.above(place) else 0
+        ]
         prior = self._prior(place)
         found = fit(chosen, prior, tightness=tightness)
         node = _Node(own, found)
         model = found.model
-        measured = np.log([each.run.step_time_s for each in chosen])
+        measured = log_measured(chosen)
         folds = np.array([held_out(each) for each in chosen])
         for fold in sorted({held_out(each) for each in own}):
             seen = folds != fold
@@ -163,7 +170,7 @@ class Library:
             rows = [i for i, each in enumerate(node.replays) if held_out(each) == fold]
             calibration = node.by_fold.get(fold, self._prior(place, fold))
             estimated = log_steps([node.replays[i] for i in rows], calibration)
-            measured = np.log([node.replays[i].run.step_time_s for i in rows])
+            measured = log_measured([node.replays[i] for i in rows])
             found[rows] = measured - estimated
         return found
 
@@ -172,7 +179,9 @@ class Library:
         one that has not seen the runs of that fold.
         """
         calibration, place = self._find(leaf, fold)
-        memory = self.memory.get((leaf, fold), self.memory.get((leaf, None)) if fold is None else None)
+        memory = self.memory.get(
+            (leaf, fold), self.memory.get((leaf, None)) if fold is None else None
+        )
         if memory is None:
             return calibration, place
         reserve, sigma = memory
@@ -190,14 +199,20 @@ class Library:
                 return self._with_interval(place, node.by_fold[fold], fold), place
         return self.datasheet, None
 
-    def _with_interval(self, place: Leaf, calibration: Calibration, fold: int | None) -> Calibration:
+    def _with_interval(
+        self, place: Leaf, calibration: Calibration, fold: int | None
+    ) -> Calibration:
         """The calibration with the interval that covers 90 % of runs it has not seen."""
         residuals, weights = self._pool(place, fold)
         low, high = (float(np.exp(_quantile(residuals, weights, q))) for q in QUANTILES)
         interval = (min(low, 0.99), max(high, 1.01))
-        return replace(calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval))
+        return replace(
+            calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval)
+        )
 
-    def _pool(self, place: Leaf, fold: int | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _pool(
+        self, place: Leaf, fold: int | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Residuals of a node, and those of its parents with the weight of a few runs."""
         found, weights = [], []
         above: Leaf | None = place

@@ -84,13 +84,21 @@ def fit_memory(evidence: Sequence[Evidence]) -> tuple[float, float]:
     """The likeliest (reserve, memory_sigma)."""
     columns = {
         name: np.array([getattr(each, name) for each in evidence], dtype=float)
-        for name in ("allocated", "passing", "outside", "usable", "peak", "with_reserve", "with_outside")
+        for name in (
+            "allocated",
+            "passing",
+            "outside",
+            "usable",
+            "peak",
+            "with_reserve",
+            "with_outside",
+        )
     }
     worked = np.array([bool(each.worked) for each in evidence])
     labelled = np.full(len(evidence), not worked.all())
     return max(
         product(RESERVES, SIGMAS),
-        key=lambda pair: _log_likelihood(*pair, columns, worked, labelled),
+        key=lambda pair: _log_likelihood(pair[0], pair[1], columns, worked, labelled),
     )
 
 

@@ -113,9 +113,8 @@ def _eager_loss(logits: int, shard: Shard) -> Operator:
     to the activation type.
     """
     fp32, own = 4 * logits, logits * shard.element
-    gather = ()
-    if shard.tp > 1:
-        gather = (Collective(CollectiveKind.ALL_GATHER, Group.TP, own),)
+    whole = Collective(CollectiveKind.ALL_GATHER, Group.TP, own)
+    gather = (whole,) if shard.tp > 1 else ()
     return Operator(
         name="loss",
         forward=(*gather, Stream(own + fp32, 1), Stream(3 * fp32, 2)),

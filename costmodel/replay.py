@@ -21,6 +21,7 @@ from profiles.runspecs import run_cluster, run_device, run_model, run_training, 
 
 if TYPE_CHECKING:
     from costmodel.context import Memo
+    from costmodel.layout import Chunk
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
@@ -32,7 +33,9 @@ __all__ = ["Replay", "replay", "run_layout"]
 FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
 MODULES: Final = {"core_attn", "layernorm", "mlp", "moe_act", "mla_up_proj"}
-OPERATORS_AGAIN: Final = 0.4  # of a block, where every second GEMM and all cheap operators run again
+OPERATORS_AGAIN: Final = (
+    0.4  # of a block, where every second GEMM and all cheap operators run again
+)
 _RECOMPUTE: Final = re.compile(r"(none|selective|full)(?:\((.*)\))?")
 
 
@@ -56,7 +59,7 @@ class Replay:
         """The estimated step. A smaller last micro-batch counts by its part."""
         context, count = self.context(calibration, memo), self.layout.num_microbatches
         whole = step_seconds(context, self.layout)
-        if count == self.microbatches or count == 1:
+        if count in (self.microbatches, 1):
             return whole
         fewer = step_seconds(context, replace(self.layout, num_microbatches=count - 1))
         return fewer + (self.microbatches - count + 1) * (whole - fewer)
@@ -90,30 +93,27 @@ def replay(run: MeasuredRun) -> Replay:
     )
 
 
-def run_layout(
-    run: MeasuredRun, model: ModelSpec, training: TrainingSpec
-) -> tuple[Layout, float]:
+def run_layout(run: MeasuredRun, model: ModelSpec, training: TrainingSpec) -> tuple[Layout, float]:
     """The layout, and its micro-batches: not a whole number where the last one is smaller."""
-    stated(run, "tp", "pp", "micro_batch")
-    assert run.tp and run.pp and run.micro_batch
-    mesh = _mesh(run)
-    microbatches = training.global_batch / (mesh.dp * run.micro_batch)
-    chunks = run.vpp or _usual_chunks(model.num_blocks, run.pp)
+    tp, pp, micro_batch = stated(run, "tp", "pp", "micro_batch")
+    mesh = _mesh(run, tp, pp)
+    microbatches = training.global_batch / (mesh.dp * micro_batch)
+    chunks = run.vpp or _usual_chunks(model.num_blocks, pp)
     schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
     whole = max(1, -int(-microbatches // 1))
-    problem = SCHEDULES[schedule].problem(stages=run.pp, chunks=chunks, microbatches=whole)
-    if problem or model.num_blocks < run.pp * chunks:
+    problem = SCHEDULES[schedule].problem(stages=pp, chunks=chunks, microbatches=whole)
+    if problem or model.num_blocks < pp * chunks:
         schedule, chunks = "1f1b", 1
-    if model.num_blocks < run.pp:
-        message = f"{run.pp} stages of {model.num_blocks} blocks"
+    if model.num_blocks < pp:
+        message = f"{pp} stages of {model.num_blocks} blocks"
         raise InputError(Problem(where=f"{run.where}:pp", message=message))
     layout = Layout(
         mesh=mesh,
         schedule=schedule,
         num_chunks=chunks,
-        micro_batch=run.micro_batch,
+        micro_batch=micro_batch,
         num_microbatches=whole,
-        chunks=_chunks(model, run.pp, chunks, _strategy(run, mesh), _recompute(run)),
+        chunks=_chunks(model, pp, chunks, _strategy(run, mesh), _recompute(run)),
     )
     return layout, microbatches
 
@@ -126,7 +126,7 @@ def _usual_chunks(blocks: int, stages: int) -> int:
 @lru_cache(maxsize=1024)
 def _chunks(
     model: ModelSpec, pp: int, chunks: int, plain: Strategy, recompute: tuple[Recompute, float]
-) -> tuple:
+) -> tuple[Chunk, ...]:
     sizes = even_cut(model.num_blocks, pp * chunks)
     option, part = recompute
     most = None if part >= 1 else round(part * sizes[0])
@@ -135,9 +135,8 @@ def _chunks(
     return placed_chunks(model, sizes, pp, plain, (option, most))
 
 
-def _mesh(run: MeasuredRun) -> Mesh:
-    assert run.tp and run.pp
-    tp, pp, cp, ep = run.tp, run.pp, run.cp or 1, run.ep or 1
+def _mesh(run: MeasuredRun, tp: int, pp: int) -> Mesh:
+    cp, ep = run.cp or 1, run.ep or 1
     inner = tp * pp * cp
     dp = run.n_gpus // inner
     if dp * inner != run.n_gpus or run.dp not in (None, dp):

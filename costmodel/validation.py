@@ -1,4 +1,4 @@
-"""``validate`` and ``calibrate``: which calibration each run is judged by, and how one is fitted."""
+"""``validate`` and ``calibrate``: by which calibration a run is judged, and how one is fitted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from profiles.calibration import Calibration
     from profiles.runs import MeasuredRun
 
-__all__ = ["Calibrated", "accepted", "calibrate", "fit_section", "judge_by", "slug", "usable", "validate"]
+__all__ = [
+    "Calibrated",
+    "accepted",
+    "calibrate",
+    "fit_section",
+    "judge_by",
+    "slug",
+    "usable",
+    "validate",
+]
 
 MOST_SKIPPED: Final = 0.02  # of the runs that must be predicted
 
@@ -75,7 +84,9 @@ def usable(runs: Sequence[MeasuredRun]) -> list[Replay]:
 
 def _teaches(run: MeasuredRun) -> bool:
     """Whether a run says enough. What a user's own file leaves out counts as stated."""
-    return run.full_config is not False and run.trust != "low" and run.mode in ("", "pretrain", "sft")
+    return (
+        run.full_config is not False and run.trust != "low" and run.mode in ("", "pretrain", "sft")
+    )
 
 
 def accepted(judged: Sequence[Judged], tolerance: float | None) -> bool:
@@ -113,9 +124,9 @@ def calibrate(
         except InputError as error:
             notes += [f"left out: {problem}" for problem in error.problems]
             continue
-        if run.step_time_s is not None and device in (None, each.device):
-            if stack is None or stack.casefold() == run.release.casefold():
-                replays.append(each)
+        of_stack = stack is None or stack.casefold() == run.release.casefold()
+        if run.step_time_s is not None and device in (None, each.device) and of_stack:
+            replays.append(each)
     leaf = _only_leaf(replays, shown)
     prior, note = nearest_calibration(leaf.device, leaf.stack)
     found = fit(replays, prior)
@@ -134,7 +145,9 @@ def calibrate(
     )
     if note is not None:
         notes.append(f"prior: {note}")
-    notes += [f"{each} is not determined by these runs: as in the prior" for each in found.undetermined]
+    notes += [
+        f"{each} is not determined by these runs: as in the prior" for each in found.undetermined
+    ]
     return Calibrated(
         calibration=calibration,
         replays=tuple(replays),

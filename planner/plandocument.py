@@ -29,7 +29,8 @@ __all__ = [
     "refuse_to_overwrite",
     "restrictions_document",
     "rounded",
-    "save_plan", "write_whole"
+    "save_plan",
+    "write_whole",
 ]
 
 KIND: Final = "parallel-plan"

@@ -17,7 +17,6 @@ from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 

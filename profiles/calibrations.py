@@ -18,7 +18,15 @@ from profiles.calibrationfile import calibration_of
 if TYPE_CHECKING:
     from profiles.calibration import Calibration
 
-__all__ = ["ANY", "calibration_named", "calibration_of_name_or_file", "datasheet", "nearest_calibration", "stack_family", "widened"]
+__all__ = [
+    "ANY",
+    "calibration_named",
+    "calibration_of_name_or_file",
+    "datasheet",
+    "nearest_calibration",
+    "stack_family",
+    "widened",
+]
 
 ANY: Final = "any"
 _LINE: Final = r"^{}: [\"']?(.+?)[\"']?$"
@@ -63,7 +71,9 @@ def nearest_calibration(device: str, stack: str | None) -> tuple[Calibration, st
                 found = calibration_named(name)
                 if rung.wider == 1.0:
                     return found, None
-                note = f"no calibration of {stack} on {device}: that of {rung.words} is used, {name}"
+                note = (
+                    f"no calibration of {stack} on {device}: that of {rung.words} is used, {name}"
+                )
                 return widened(found, rung.wider), f"{note}, with a wider interval"
     return datasheet(), _fallback_note(device, stack, known)
 
@@ -83,7 +93,8 @@ def _no_stack(device: str, known: dict[tuple[str, str], str]) -> str:
     stacks = sorted(of for on, of in known if on == device)
     text = f"no calibration of {device}: default efficiencies are used"
     if stacks:
-        return f"no --stack: default efficiencies are used; calibrated on {device}: {', '.join(stacks)}"
+        text = "no --stack: default efficiencies are used"
+        return f"{text}; calibrated on {device}: {', '.join(stacks)}"
     others = sorted({on for on, _ in known})
     return f"{text}; calibrated are: {', '.join(others) or 'none'}"
 

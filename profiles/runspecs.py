@@ -46,15 +46,16 @@ _RATE: Final = re.compile(r"(?:(\d+)x[^\d]*)?(\d+(?:\.\d+)?)\s*(Gb/s|GB/s)")
 _GIGA: Final = 1e9
 
 
-def stated(run: MeasuredRun, *names: str) -> None:
-    """Check that the run states the columns. Raises ``InputError`` with those that it does not."""
+def stated(run: MeasuredRun, *names: str) -> tuple[int, ...]:
+    """The numbers of some columns. Raises ``InputError`` with those that are not stated."""
     problems = [
         Problem(where=f"{run.where}:{name}", message="is not stated")
         for name in names
-        if getattr(run, name) in (None, "")
+        if getattr(run, name) is None
     ]
     if problems:
         raise InputError(problems)
+    return tuple(getattr(run, name) for name in names)
 
 
 def run_model(run: MeasuredRun) -> ModelSpec:
@@ -63,28 +64,27 @@ def run_model(run: MeasuredRun) -> ModelSpec:
     GPT-like models of unfused attention are of Megatron's older generation: dropout, learned
     positions. Attention of DeepSeek's families is latent. Raises ``InputError``.
     """
-    stated(run, "layers", "hidden", "heads", "seq_len")
+    layers, hidden, heads, seq_len = stated(run, "layers", "hidden", "heads", "seq_len")
     if run.mode == "lora":
         message = "is lora: frozen weights have no gradients, which is not estimated"
         raise InputError(Problem(where=f"{run.where}:mode", message=message))
-    assert run.layers and run.hidden
     gated = bool(run.gated_mlp)
     early = not gated and _attention_kernel(run).stores_scores
     norm = Norm.RMS if gated else Norm.LAYER
     vocab = run.vocab or USUAL_VOCAB
-    attention = _attention(run, early=early)
-    ffn_hidden = run.ffn_hidden or 4 * run.hidden
+    attention = _attention(run, hidden, heads, early=early)
+    ffn_hidden = run.ffn_hidden or 4 * hidden
     wide = FeedForward(ffn_hidden=ffn_hidden, gated=gated, bias=early)
-    dense = (run.dense_layers or 0) if run.num_experts else run.layers
-    shape = {"hidden": run.hidden, "norm": norm, "attention": attention, "dropout": early}
-    blocks = [LayerRun(Block(feed_forward=wide, **shape), dense)] if dense else []
+    dense = (run.dense_layers or 0) if run.num_experts else layers
+    block = Block(hidden=hidden, attention=attention, feed_forward=wide, norm=norm, dropout=early)
+    blocks = [LayerRun(block, dense)] if dense else []
     if run.num_experts:
-        experts = _experts(run, ffn_hidden, gated=gated)
-        blocks.append(LayerRun(Block(feed_forward=experts, **shape), run.layers - dense))
+        sparse = replace(block, feed_forward=_experts(run, ffn_hidden, gated=gated))
+        blocks.append(LayerRun(sparse, layers - dense))
     tied = early if run.tied_embeddings is None else run.tied_embeddings
-    positions = run.seq_len if early else 0
-    first = Embedding(vocab=vocab, hidden=run.hidden, positions=positions or 0, dropout=early)
-    last = Head(vocab=vocab, hidden=run.hidden, norm=norm, tied=tied)
+    positions = seq_len if early else 0
+    first = Embedding(vocab=vocab, hidden=hidden, positions=positions, dropout=early)
+    last = Head(vocab=vocab, hidden=hidden, norm=norm, tied=tied)
     return ModelSpec(
         name=run.model or "unnamed",
         family="generic",
@@ -93,29 +93,27 @@ def run_model(run: MeasuredRun) -> ModelSpec:
 
 
 def _experts(run: MeasuredRun, ffn_hidden: int, *, gated: bool) -> ExpertFeedForward:
-    stated(run, "topk")
-    assert run.num_experts and run.topk
+    num_experts, top_k = stated(run, "num_experts", "topk")
     return ExpertFeedForward(
-        num_experts=run.num_experts,
-        top_k=run.topk,
+        num_experts=num_experts,
+        top_k=top_k,
         expert_hidden=run.moe_ffn_hidden or ffn_hidden,
         shared_hidden=run.shared_ffn_hidden or 0,
         gated=gated,
     )
 
 
-def _attention(run: MeasuredRun, *, early: bool) -> Attention:
-    assert run.heads and run.hidden
-    size = run.head_dim or run.hidden // run.heads
+def _attention(run: MeasuredRun, hidden: int, heads: int, *, early: bool) -> Attention:
+    size = run.head_dim or hidden // heads
     if LATENT_MODELS.search(run.model):
-        rank = 1536 if run.hidden >= WIDE_LATENT else None
+        rank = 1536 if hidden >= WIDE_LATENT else None
         latent = LatentAttention(query_rank=rank, kv_rank=512, rope_dim=64, nope_dim=128)
         return Attention(
-            heads=run.heads, kv_heads=run.heads, head_dim=192, value_head_dim=128, latent=latent
+            heads=heads, kv_heads=heads, head_dim=192, value_head_dim=128, latent=latent
         )
     return Attention(
-        heads=run.heads,
-        kv_heads=run.kv_heads or run.heads,
+        heads=heads,
+        kv_heads=run.kv_heads or heads,
         head_dim=size,
         value_head_dim=size,
         qkv_bias=early,
@@ -129,12 +127,11 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
     """Batch, precision and kernels of a run. FSDP reduces gradients in the type of the weights,
     Megatron accumulates them in fp32. Raises ``InputError``.
     """
-    stated(run, "global_batch", "seq_len")
-    assert run.global_batch and run.seq_len
+    global_batch, seq_len = stated(run, "global_batch", "seq_len")
     early = not run.gated_mlp and _attention_kernel(run).stores_scores
     return TrainingSpec(
-        global_batch=run.global_batch,
-        seq_len=run.seq_len,
+        global_batch=global_batch,
+        seq_len=seq_len,
         precision=_precision(run),
         grad_dtype=_grad_dtype(run),
         attention=_attention_kernel(run),
@@ -158,7 +155,9 @@ def _grad_dtype(run: MeasuredRun) -> GradDtype:
 def _has_fused_kernels(run: MeasuredRun) -> bool:
     """Transformer Engine, cuDNN and compiled PyTorch fuse; plain PyTorch modules do not."""
     kernel = run.attn_kernel.lower()
-    return "te" in re.split(r"[^a-z]+", kernel) or "cudnn" in kernel and "eager" not in run.notes
+    if "te" in re.split(r"[^a-z]+", kernel):
+        return True
+    return "cudnn" in kernel and "eager" not in run.notes
 
 
 def _precision(run: MeasuredRun) -> Precision:
@@ -250,10 +249,8 @@ def _cluster(
         node = replace(node, num_nics=count or node.num_gpus, nic_bytes_per_s=rate)
     if size > node.num_gpus:
         node = replace(node, num_gpus=size)
-    if nics is None or not nics[0]:
-        node = resized(node, size)
-    else:
-        node = replace(node, num_gpus=size)
+    stated_per_node = nics is not None and nics[0] > 0
+    node = replace(node, num_gpus=size) if stated_per_node else resized(node, size)
     full, rest = divmod(num_gpus, size)
     groups = [NodeGroup(node, full)]
     if rest:

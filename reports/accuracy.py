@@ -93,7 +93,9 @@ def _rows_table(judged: Sequence[Judged]) -> Table:
 
 def _summary_table(found: dict[str, Summary]) -> Table:
     """One line a source."""
-    table = plain_table("Accuracy in %: step time (median, P90, bias, in the interval), OOM, memory")
+    table = plain_table(
+        "Accuracy in %: step time (median, P90, bias, in the interval), OOM, memory"
+    )
     table.add_column("source", no_wrap=True)
     columns = ("n", "median", "P90", "bias", "inside", "OOM", "rejected")
     for name in (*columns, "memory", "sweeps", "tau", "regret"):

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from profiles.catalog import CatalogEntry
 
-__all__ = ["catalog_table", "facts_table", "memory_table", "plain_table", "split_table", "stage_table"]
+__all__ = [
+    "catalog_table",
+    "facts_table",
+    "memory_table",
+    "plain_table",
+    "split_table",
+    "stage_table",
+]
 
 
 def stage_table(plan: Plan) -> Table:

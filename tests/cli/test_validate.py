@@ -79,9 +79,7 @@ def test_calibrating_writes_a_file_that_validates_better(parplan, some, tmp_path
     with runs.open(newline="") as file:
         rows = list(csv.DictReader(file))
     answer = json.loads(
-        parplan(
-            "validate", "--runs", runs, "--calibration", "datasheet", "--format", "json"
-        ).stdout
+        parplan("validate", "--runs", runs, "--calibration", "datasheet", "--format", "json").stdout
     )
     for row, judged in zip(rows, answer["rows"], strict=True):
         row["step_time_s"] = str(1.3 * judged["predicted_step_s"])

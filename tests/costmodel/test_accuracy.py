@@ -13,7 +13,9 @@ from profiles.errors import InputError
 
 def timed(run_id, measured, predicted, **more):
     run = replace(BASE, id=run_id, file="a", step_time_s=measured, rank_group="g", **more)
-    return Judged(run=run, predicted_step_s=predicted, interval_s=(0.9 * predicted, 1.2 * predicted))
+    return Judged(
+        run=run, predicted_step_s=predicted, interval_s=(0.9 * predicted, 1.2 * predicted)
+    )
 
 
 def test_errors_bias_and_coverage_by_hand():
@@ -34,7 +36,9 @@ def test_kendalls_tau_by_hand():
 
 
 def test_regret_is_of_the_layout_that_would_have_been_chosen():
-    judged = [timed(str(i), t, p) for i, (t, p) in enumerate([(1, 1.2), (1.1, 1), (2, 2), (3, 3), (4, 4)])]
+    judged = [
+        timed(str(i), t, p) for i, (t, p) in enumerate([(1, 1.2), (1.1, 1), (2, 2), (3, 3), (4, 4)])
+    ]
     own = summaries(judged)[TOTAL]
     assert own.sweeps == 1
     assert own.regret_worst == pytest.approx(0.1)
@@ -48,7 +52,9 @@ def test_a_sweep_of_four_layouts_says_nothing_of_a_choice():
 def test_out_of_memory_labels_by_hand():
     judged = [
         Judged(run=replace(BASE, id=str(i), file="a", outcome=outcome), predicted_fits=fits)
-        for i, (outcome, fits) in enumerate([("ok", True), ("ok", False), ("oom", False), ("oom", True)])
+        for i, (outcome, fits) in enumerate(
+            [("ok", True), ("ok", False), ("oom", False), ("oom", True)]
+        )
     ]
     own = summaries(judged)["a"]
     assert (own.oom_accuracy, own.false_rejections, own.missed_ooms) == (0.5, 0.5, 0.5)
@@ -84,7 +90,9 @@ def test_skipping_runs_that_must_be_predicted_is_not_accepted():
 
 def test_runs_that_are_fitted_to_are_judged_by_fits_that_have_not_seen_their_model():
     runs = [
-        replace(BASE, id=f"{name}-{i}", model=name, file="a", hidden=hidden, global_batch=64 * (1 + i))
+        replace(
+            BASE, id=f"{name}-{i}", model=name, file="a", hidden=hidden, global_batch=64 * (1 + i)
+        )
         for name, hidden in (("small", 2048), ("middle", 4096), ("large", 8192))
         for i in range(3)
     ]
@@ -98,7 +106,9 @@ def test_runs_that_are_fitted_to_are_judged_by_fits_that_have_not_seen_their_mod
 
 def test_calibrating_wants_one_device_and_one_stack():
     runs = [replace(BASE, id=str(i), stack=stack) for i, stack in enumerate("aaabbb")]
-    with pytest.raises(InputError, match="has 3 of a on a100-80g, 3 of b on a100-80g; expected at l"):
+    with pytest.raises(
+        InputError, match="has 3 of a on a100-80g, 3 of b on a100-80g; expected at l"
+    ):
         calibrate(runs, device=None, stack=None, name="mine", shown="runs.csv")
     found = calibrate(runs, device=None, stack="A", name="mine", shown="runs.csv")
     assert found.calibration.stack == "a"

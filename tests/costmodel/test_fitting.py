@@ -121,4 +121,6 @@ def test_labels_of_out_of_memory_find_the_reserve():
 
 def test_labels_that_overlap_widen_the_spread():
     labels = [evidence(size, worked=(size * 7919) % 29 > size - 55) for size in range(40, 90)]
-    assert fit_memory(labels)[1] > fit_memory([evidence(s, worked=s < 70) for s in range(40, 90)])[1]
+    assert (
+        fit_memory(labels)[1] > fit_memory([evidence(s, worked=s < 70) for s in range(40, 90)])[1]
+    )

@@ -63,5 +63,5 @@ def test_twice_the_stages_cost_a_little(steps):
 
 
 def test_sequence_parallelism_saves_a_twelfth_at_tp_4(steps):
-    ratios = ratio(steps, "sequence_parallel", False, True, tp=4)  # noqa: FBT003
+    ratios = ratio(steps, "sequence_parallel", False, True, tp=4)
     assert statistics.median(ratios) == pytest.approx(0.92, abs=0.05)

@@ -92,8 +92,10 @@ def test_a_missing_column_is_told_with_the_nearest_name(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("id,gpus,n_gpus,stack,outcome\na,A100,8,x,ok\n")
     assert told(path) == [
-        f"1: there is no column gpu; expected the columns id, gpu, n_gpus, stack, outcome"
-        " (did you mean gpus?)"
+        (
+            "1: there is no column gpu; expected the columns id, gpu, n_gpus, stack, outcome "
+            "(did you mean gpus?)"
+        ),
     ]
 
 
