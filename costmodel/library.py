@@ -237,17 +237,18 @@ def _depth(place: Leaf) -> int:
 
 
 def _chosen(replays: list[Replay], *, alike: bool) -> list[Replay]:
-    """At most so many runs, in turn from each model, so that no model outweighs others; of a whole
-    device in turn from each stack as well.
+    """At most so many runs, from each model by the root of its number, so that one that was run
+    often counts more but does not silence the others; of a whole device from each stack alike.
     """
+    most = MOST_OF_A_DEVICE if alike else MOST_RUNS
+    if len(replays) <= most:
+        return replays
     groups: dict[object, list[Replay]] = defaultdict(list)
     for each in replays:
-        groups[each.run.release if alike else "", each.run.model].append(each)
-    most = MOST_OF_A_DEVICE if alike else MOST_RUNS
-    share = 1
-    while sum(min(share, len(own)) for own in groups.values()) < min(most, len(replays)):
-        share += 1
-    return [each for own in groups.values() for each in _every(own, share)]
+        groups[each.run.release if alike else each.run.model].append(each)
+    roots = sum(len(own) ** 0.5 for own in groups.values())
+    shares = {key: most / roots * len(own) ** 0.5 for key, own in groups.items()}
+    return [each for key, own in groups.items() for each in _every(own, round(shares[key]) or 1)]
 
 
 def _every(replays: list[Replay], most: int) -> list[Replay]:
