@@ -74,6 +74,23 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
     return named.name, calibration_text(named, fit_section(node.fit, prior))
 
 
+def markdown(found: dict[str, dict[str, float | int | None]]) -> str:
+    """The table of the README: one line a source with at least five timed runs."""
+    lines = [
+        "| source | runs | median | P90 | bias | in the interval | OOM labels | tau | regret |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for source, own in found.items():
+        if own["n"] < 5:
+            continue
+        cells = [own["median"], own["p90"], own["bias"], own["coverage"], own["oom_accuracy"]]
+        words = ["" if cell is None else f"{100 * cell:.1f} %" for cell in cells]
+        tau = "" if own["tau"] is None else f"{own['tau']:.2f}"
+        regret = "" if own["regret_mean"] is None else f"{100 * own['regret_mean']:.1f} %"
+        lines.append(f"| {' | '.join([source, str(own['n']), *words, tau, regret])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", default=str(FULL))
@@ -88,6 +105,7 @@ def main() -> None:
         parts = list(pool.map(judged_device, [asked.file] * len(devices), devices))
     judged = [each for part, _ in parts for each in part]
     print_report(accuracy_report(judged, runs=asked.file))
+    print(markdown(figures(judged)))
     if asked.write:
         for old in SHELF.glob("*.yaml"):
             if old.stem != BY_HAND:

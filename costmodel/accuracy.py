@@ -31,6 +31,7 @@ __all__ = ["TOTAL", "Judged", "Summary", "judge", "summaries"]
 TOTAL: Final = "total"
 FITS: Final = 1 / 3  # a run is said not to fit where that is twice as likely as not
 LEAST_SWEEP: Final = 5  # timed layouts from which a sweep says something about a choice
+TOO_SLOW: Final = -0.6  # error from which fp32 by mistake is likelier than anything else
 CLOSE: Final = 0.02  # layouts whose times differ by less are not told apart
 
 
@@ -54,6 +55,15 @@ class Judged:
         if self.predicted_step_s is None or self.run.step_time_s is None:
             return None
         return self.predicted_step_s / self.run.step_time_s - 1
+
+    @property
+    def hint(self) -> str | None:
+        """What to look at where a run is far too slow for the precision that it states."""
+        if self.error is None or self.error > TOO_SLOW or self.run.precision == "fp32":
+            return None
+        times = 1 / (1 + self.error)
+        stated = self.run.precision or "bf16"
+        return f"{times:.1f} times as long as estimated: does it run in {stated}, not in fp32?"
 
     @property
     def covered(self) -> bool | None:

@@ -47,8 +47,9 @@ class Operator:
     """One operator on one rank for one micro-batch.
 
     ``backward_input`` makes the gradient of the input, ``backward_weight`` that of the weight
-    (zero-bubble schedules move it), ``beside`` runs while the former does. ``module`` is what selective recomputation may name.
-    ``transient_bytes`` live only while the operator runs backward.
+    (zero-bubble schedules move it), ``beside`` runs while the former does. ``module`` is what
+    selective recomputation may name. ``transient_bytes`` live only while the operator runs
+    backward.
     """
 
     name: str

@@ -35,6 +35,7 @@ ROW = (
     "predicted_fits",
     "fit_probability",
     "calibration",
+    "hint",
     "skipped",
 )
 
@@ -63,6 +64,8 @@ def accuracy_report(judged: Sequence[Judged], *, runs: str) -> list[RenderableTy
     parts: list[RenderableType] = [Text(f"runs: {runs}, {len(judged)} rows")]
     if len(judged) <= MOST_ROWS:
         parts += [Text(), _rows_table(judged)]
+    hints = [each for each in judged if each.hint is not None]
+    parts += [Text(f"hint: {each.run.id}: {each.hint}") for each in hints]
     skipped = [each for each in judged if each.skipped is not None]
     parts += [Text(f"skipped: {each.run.id}: {each.skipped}") for each in skipped]
     return [*parts, Text(), _summary_table(summaries(judged))]

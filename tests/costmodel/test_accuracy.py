@@ -118,3 +118,11 @@ def test_calibrating_wants_one_device_and_one_stack():
 def test_calibrating_wants_three_runs():
     with pytest.raises(InputError, match="expected at least 3 timed runs"):
         calibrate([BASE, BASE], device=None, stack=None, name="mine", shown="runs.csv")
+
+
+def test_a_run_that_is_far_too_slow_gets_a_hint_about_its_precision():
+    assert timed("1", 7.0, 1.0).hint == (
+        "7.0 times as long as estimated: does it run in bf16, not in fp32?"
+    )
+    assert timed("2", 2.0, 1.0).hint is None
+    assert timed("3", 7.0, 1.0, precision="fp32").hint is None
