@@ -400,7 +400,12 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
     others = None if flags["calibrate_on"] is None else read_runs(flags["calibrate_on"])
     for note in (*read.notes, *(others.notes if others else ())):
         click.echo(f"note: {note}", err=True)
-    judged = validate(read.runs, calibration=own, calibrate_on=others.runs if others else None)
+    judged = validate(
+        read.runs,
+        calibration=own,
+        calibrate_on=others.runs if others else None,
+        tell=lambda note: click.echo(f"note: {note}", err=True),
+    )
     if flags["form"] == "json":
         _print_json(accuracy_answer(judged, runs=shown, notes=read.notes))
     else:

@@ -42,17 +42,33 @@ def validate(
     *,
     calibration: Calibration | None = None,
     calibrate_on: Sequence[MeasuredRun] | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Judged]:
     """Judge the runs: by one calibration, by those fitted to ``calibrate_on`` (a run that is among
     them by a fit that has not seen its source's model on its device), or by those shipped.
+    ``tell`` hears which fits are made, or which stacks have no calibration of their own.
     """
     if calibration is not None:
         return judge(runs, lambda _: calibration)
     if calibrate_on is None:
-        return judge(runs, lambda each: nearest_calibration(each.device, each.run.release)[0])
-    library = Library(usable(calibrate_on), datasheet(), on_progress=on_progress)
+        return judge(runs, _shipped(tell))
+    library = Library(usable(calibrate_on), datasheet(), on_progress=tell)
     return judge_by(library, runs, seen={run.id for run in calibrate_on})
+
+
+def _shipped(tell: Callable[[str], None] | None) -> Callable[[Replay], Calibration]:
+    """The nearest shipped calibration of a run; what it lacks is told once."""
+    found: dict[object, Calibration] = {}
+
+    def of(each: Replay) -> Calibration:
+        leaf = leaf_of(each)
+        if leaf not in found:
+            found[leaf], note = nearest_calibration(leaf.device, leaf.stack)
+            if note is not None and tell is not None:
+                tell(note)
+        return found[leaf]
+
+    return of
 
 
 def judge_by(library: Library, runs: Sequence[MeasuredRun], *, seen: set[str]) -> list[Judged]:

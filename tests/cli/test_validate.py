@@ -107,3 +107,10 @@ def test_a_runs_file_that_is_wrong_is_told_by_row_and_column(parplan, some):
     answer = parplan("validate", "--runs", some("korthikanti_tab5", tp="eight"))
     assert answer.exit_code == 2
     assert "korthikanti_tab5.csv:2:tp: is 'eight'; expected a whole number above 0" in answer.stderr
+
+
+def test_a_stack_without_a_calibration_is_noted(parplan, some):
+    answer = parplan("validate", "--runs", some("korthikanti_tab5", stack="MyTrainer 3"))
+    assert (
+        answer.stderr.count("note: no calibration of MyTrainer 3 on a100-80g: that of other") == 1
+    )
