@@ -43,7 +43,8 @@ class _Rung(NamedTuple):
 
 def stack_family(stack: str) -> str:
     """All releases of a stack: its name without the release, and ``any``."""
-    words = [word for word in stack.split() if not word[0].isdigit() and word != "torch"]
+    name = stack.removesuffix(" over Omni-Path")
+    words = [word for word in name.split() if not word[0].isdigit() and word != "torch"]
     if words[-1:] == [ANY]:
         words.pop()
     return " ".join([*(words or [stack]), ANY])

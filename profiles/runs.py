@@ -88,10 +88,12 @@ class MeasuredRun:
     @property
     def release(self) -> str:
         """The software stack with its release: where the stack names none, but the notes say
-        which PyTorch it ran on, that is its release.
+        which PyTorch it ran on, that is its release. Omni-Path has a transport of its own below
+        the collectives, which makes another stack of it.
         """
         found = _TORCH.search(self.notes)
-        return f"{self.stack} torch {found[1]}" if found else self.stack
+        stack = f"{self.stack} torch {found[1]}" if found else self.stack
+        return f"{stack} over Omni-Path" if "omni-path" in self.inter_bw.lower() else stack
 
     @property
     def always_predicted(self) -> bool:

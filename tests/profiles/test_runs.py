@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from profiles.calibrations import stack_family
 from profiles.errors import InputError
 from profiles.runs import published_runs, read_runs
 from profiles.runspecs import run_cluster, run_model, run_training
@@ -109,6 +110,12 @@ def test_a_file_without_runs_and_a_name_that_stands_twice_are_told(write, tmp_pa
 def test_the_torch_release_of_the_notes_belongs_to_the_stack(run):
     assert run(stack="FSDP", notes="ran on torch 1.13; fast").release == "FSDP torch 1.13"
     assert run(stack="FSDP", notes="").release == "FSDP"
+
+
+def test_the_transport_of_omni_path_makes_another_stack_of_the_same_family(run):
+    release = run(stack="Trainer 2", inter_bw="4x Omni-Path 100 Gb/s per node").release
+    assert release == "Trainer 2 over Omni-Path"
+    assert stack_family(release) == stack_family("Trainer 1.9") == "Trainer any"
 
 
 @pytest.mark.parametrize(
