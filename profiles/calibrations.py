@@ -16,6 +16,8 @@ from profiles import shelf, yamlfile
 from profiles.calibrationfile import calibration_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from profiles.calibration import Calibration
 
 __all__ = [
@@ -91,7 +93,7 @@ def widened(calibration: Calibration, factor: float) -> Calibration:
 
 
 def _no_stack(device: str, known: dict[tuple[str, str], str]) -> str:
-    stacks = sorted(of for on, of in known if on == device)
+    stacks = _families(of for on, of in known if on == device)
     text = f"no calibration of {device}: default efficiencies are used"
     if stacks:
         text = "no --stack: default efficiencies are used"
@@ -102,9 +104,15 @@ def _no_stack(device: str, known: dict[tuple[str, str], str]) -> str:
 
 def _fallback_note(device: str, stack: str, known: dict[tuple[str, str], str]) -> str:
     """Why the datasheet's efficiencies are used, and which stacks are calibrated."""
-    others = sorted({of for _, of in known if of != ANY})
+    others = _families(of for _, of in known)
     text = f"no calibration of the stack {stack} on {device}: default efficiencies are used"
     return f"{text}; calibrated are: {', '.join(others) or 'none'}"
+
+
+def _families(stacks: Iterable[str]) -> list[str]:
+    """The stacks without their releases."""
+    names = {stack_family(stack).removesuffix(ANY).strip() for stack in stacks if stack != ANY}
+    return sorted(names)
 
 
 @cache
