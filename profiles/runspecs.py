@@ -203,8 +203,14 @@ def _device_name(gpu: str, memory_gb: float | None) -> str | None:
     known = shelf.names_and_aliases("devices")
     if memory_gb is None:
         return known.get(gpu.lower())
-    pattern = re.compile(re.escape(gpu.lower()) + r"-(\d+)g")
-    sizes = {name: int(m[1]) for name in shelf.names("devices") if (m := pattern.fullmatch(name))}
+    base, *kind = gpu.lower().split("-")
+    suffix = "".join(f"-{re.escape(word)}" for word in kind)
+    pattern = re.compile(rf"{re.escape(base)}(?:{suffix}-(\d+)g|-(\d+)g{suffix}|{suffix})")
+    sizes = {
+        name: float(found[1] or found[2] or memory_gb)
+        for name in shelf.names("devices")
+        if (found := pattern.fullmatch(name))
+    }
     best = min(sizes, key=lambda name: abs(sizes[name] - memory_gb), default=None)
     if best is None or abs(sizes[best] - memory_gb) > memory_gb / 10:
         return None
