@@ -212,7 +212,8 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     """Find the fastest layout that fits."""
     import time  # noqa: PLC0415
 
-    from planner import plan_text, plan_training, refuse_to_overwrite, save_plan  # noqa: PLC0415
+    from planner import plan_text, plan_training, save_plan  # noqa: PLC0415
+    from profiles import refuse_to_overwrite  # noqa: PLC0415
     from reports import plan_answer, plan_report, progress_on_stderr, until_interrupt  # noqa: PLC0415
 
     output, form = flags["output"], flags["form"]
@@ -340,6 +341,30 @@ def describe(reference: str, form: str) -> None:
         _print(facts_report(facts))
 
 
+@main.command("import-cluster")
+@click.argument("file")
+@click.option("--device", metavar="NAME", help="Device of the nodes: parplan catalog devices.")
+@click.option("--nodes", "num_nodes", type=TYPES[Kind.COUNT], help="Such nodes; one by default.")
+@click.option("--nics", "num_nics", type=TYPES[Kind.COUNT], help="Network cards of a node.")
+@click.option("--nic-gb-per-s", type=float, help="GB/s of one of them: 400 Gb/s is 50.")
+@click.option("-o", "--output", metavar="FILE", default="-", help="The cluster YAML; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
+    """Make a cluster YAML of a topology of nvidia-smi topo -m, NCCL, Slurm or ASTRA-sim."""
+    from profiles import read_topology, refuse_to_overwrite, save_text  # noqa: PLC0415
+
+    if output != "-":
+        refuse_to_overwrite(output, force=force)
+    text, notes = read_topology(file, **told)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        save_text(text, output, force=force)
+        click.echo(f"written: {output}", err=True)
+
+
 @main.command()
 @click.argument("shelf", type=click.Choice(["models", "devices", "nodes"]))
 @_format()
@@ -428,7 +453,7 @@ def calibrate(
     from pathlib import Path  # noqa: PLC0415
 
     from costmodel.validation import calibrate, fit_section  # noqa: PLC0415
-    from planner import refuse_to_overwrite, write_whole  # noqa: PLC0415
+    from profiles import refuse_to_overwrite, save_text  # noqa: PLC0415
     from profiles.calibrationwriter import calibration_text  # noqa: PLC0415
     from profiles.runs import read_runs  # noqa: PLC0415
     from reports import calibration_report  # noqa: PLC0415
@@ -444,7 +469,7 @@ def calibrate(
     if output == "-":
         click.echo(text, nl=False)
     else:
-        write_whole(output, text)
+        save_text(text, output, force=force)
         _print(calibration_report(found))
         click.echo(f"written: {output}", err=True)
 

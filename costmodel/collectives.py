@@ -82,8 +82,8 @@ def _ring_latency(link: GroupLink) -> float:
 
 def _rates(link: GroupLink, own: Efficiencies) -> tuple[float, ...]:
     return tuple(
-        level.bytes_per_s * (own.nic if depth else own.gpu_link)
-        for depth, level in enumerate(link.levels)
+        level.bytes_per_s * (own.nic if level.leaves_node else own.gpu_link)
+        for level in link.levels
     )
 
 

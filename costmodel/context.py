@@ -269,23 +269,31 @@ class CostContext:
             for layer in self.classes[:-1] or self.classes
         )
         link = self.topology.axis(mesh.dims(Axis.PP), num_ranks=mesh.num_ranks)
-        here = self._hop_s(link.levels[0], size, self.own.gpu_link, mesh, strategy)
-        there = self._hop_s(link.levels[-1], size, self.own.nic, mesh, strategy)
         firsts = [mesh.first_rank(stage) for stage in range(mesh.pp)]
-        return tuple(
-            here if self.topology.same_node(first, following) else there
+        depths = [
+            self.topology.num_levels(first, following)
             for first, following in zip(firsts, [*firsts[1:], firsts[0]], strict=True)
-        )
+        ]
+        hops = {
+            depth: self._hop_s(link.levels[:depth], size, mesh, strategy) for depth in set(depths)
+        }
+        return tuple(hops[depth] for depth in depths)
 
-    def _hop_s(self, level: Level, size: int, part: float, mesh: Mesh, strategy: Strategy) -> float:
-        rate = level.bytes_per_s * part
+    def _hop_s(
+        self, crossed: tuple[Level, ...], size: int, mesh: Mesh, strategy: Strategy
+    ) -> float:
+        """Seconds of one hand-over through the narrowest of the links that it crosses."""
+        rate = min(
+            level.bytes_per_s * (self.own.nic if level.leaves_node else self.own.gpu_link)
+            for level in crossed
+        )
         whole = size / rate
         if not strategy.sequence_parallel and mesh.tp > 1:
             gather = collective_seconds(
                 CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
             )
             whole = min(whole, size / mesh.tp / rate + gather)
-        return level.latency_s + self.own.hand_over_s + whole
+        return crossed[-1].latency_s + self.own.hand_over_s + whole
 
     def handed_over_s(
         self, mesh: Mesh, strategy: Strategy, micro_batch: int, num_chunks: int

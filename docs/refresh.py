@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"```(console|json|yaml) ?([\w.-]*)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 ELISION = "..."
 
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from planner.plandocument import (
         plan_document,
         plan_text,
-        refuse_to_overwrite,
         save_plan,
-        write_whole,
     )
     from planner.planfile import json_schema, schema_kinds
     from planner.planning import Planned, plan_training
@@ -49,10 +47,8 @@ __all__ = [
     "plan_of",
     "plan_text",
     "plan_training",
-    "refuse_to_overwrite",
     "save_plan",
     "schema_kinds",
-    "write_whole",
 ]
 
 _MODULES: Final = {
@@ -73,10 +69,8 @@ _MODULES: Final = {
     "plan_of": "plan",
     "plan_text": "plandocument",
     "plan_training": "planning",
-    "refuse_to_overwrite": "plandocument",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
-    "write_whole": "plandocument",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ import yaml
 from costmodel.layout import describe_ranks
 from planner.fingerprint import fingerprint
 from planner.plan import layer_ranges
-from profiles.errors import InputError, Problem
+from profiles.outputfile import save_text
 from profiles.reference import kept_ref
 
 if TYPE_CHECKING:
@@ -26,11 +25,9 @@ __all__ = [
     "compact_ranks",
     "plan_document",
     "plan_text",
-    "refuse_to_overwrite",
     "restrictions_document",
     "rounded",
     "save_plan",
-    "write_whole",
 ]
 
 KIND: Final = "parallel-plan"
@@ -95,43 +92,8 @@ def plan_text(plan: Plan, *, folder: str | Path = ".") -> str:
 
 def save_plan(plan: Plan, path: str | Path, *, force: bool = False) -> None:
     """Write the plan file, whole or not at all. Raises ``InputError`` where it cannot."""
-    refuse_to_overwrite(path, force=force)
-    write_whole(path, plan_text(plan, folder=Path(path).parent))
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file, whole or not at all. Raises ``InputError`` where it cannot."""
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-        unfinished.replace(target)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise InputError(_unwritable(target, str(error.strerror))) from None
-
-
-def refuse_to_overwrite(path: str | Path, *, force: bool = False) -> None:
-    """Raise ``InputError`` where a plan cannot be written, before any time is spent on it."""
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(_unwritable(target, "is a folder"))
-    if target.exists() and not force:
-        hint = "--force overwrites it"
-        raise InputError(Problem(where=str(target), message="the file exists", hint=hint))
-    if not target.parent.is_dir():
-        raise InputError(_unwritable(target, f"there is no folder {target.parent}"))
-    if not os.access(target.parent, os.W_OK):
-        raise InputError(_unwritable(target, f"the folder {target.parent} is read-only"))
-
-
-def _unwritable(target: Path, reason: str) -> Problem:
-    return Problem(
-        where=str(target),
-        message=f"cannot be written: {reason}",
-        expected="a file in a folder that you may write to",
-        hint="-o - prints it",
-    )
+    text = plan_text(plan, folder=Path(path).parent)
+    save_text(text, path, force=force)
 
 
 def rounded(value: Any) -> Any:

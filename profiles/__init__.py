@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from profiles.cluster import ClusterSpec
     from profiles.errors import InfeasibleError, InputError
     from profiles.model import ModelSpec
+    from profiles.outputfile import refuse_to_overwrite, save_text
+    from profiles.readtopology import read_topology
     from profiles.reference import load_model_or_cluster
     from profiles.training import TrainingSpec
 
@@ -36,6 +38,9 @@ __all__ = [
     "load_model",
     "load_model_or_cluster",
     "load_training",
+    "read_topology",
+    "refuse_to_overwrite",
+    "save_text",
 ]
 
 _MODULES: Final = {
@@ -46,6 +51,9 @@ _MODULES: Final = {
     "ModelSpec": "profiles.model",
     "TrainingSpec": "profiles.training",
     "load_model_or_cluster": "profiles.reference",
+    "read_topology": "profiles.readtopology",
+    "refuse_to_overwrite": "profiles.outputfile",
+    "save_text": "profiles.outputfile",
 }
 
 

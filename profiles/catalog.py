@@ -21,6 +21,7 @@ from profiles.hardwarefile import DeviceFile, NodeFile
 from profiles.modelchain import model_of
 from profiles.modelfile import CatalogModelFile
 from profiles.nearest import nearest
+from profiles.readtopology import refuse_topology
 from profiles.shorthand import GRAMMAR, Catalog, cluster_from_shorthand, is_shorthand
 from profiles.trainingfile import load_training
 
@@ -77,6 +78,7 @@ def load_cluster(ref: str, *, where: str = "cluster") -> ClusterSpec:
     path = _existing(ref)
     if path is None:
         raise InputError(_unknown(ref, where, "devices", GRAMMAR))
+    refuse_topology(path)
     return cluster_of(yamlfile.read(path), Catalog(where))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-__all__ = ["ClusterSpec", "DeviceSpec", "FabricLevel", "NodeGroup", "NodeSpec"]
+__all__ = ["ClusterSpec", "DeviceSpec", "FabricLevel", "Island", "NodeGroup", "NodeSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class DeviceSpec:
 
     ``peak_flop_per_s`` by data type, dense. ``sustained`` is the part of the peak that the chip
     keeps up under its power limit when nothing else limits it. ``memory_bytes`` is what the
-    driver reports as total.
+    driver offers to programs as total.
     """
 
     name: str
@@ -31,10 +31,22 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """One machine: ``num_gpus`` devices on one link domain, and ``num_nics`` to the fabric.
+class Island:
+    """Neighbouring GPUs of a node with faster links among them: ``bytes_per_s`` per GPU."""
 
-    ``gpu_bytes_per_s``: per GPU into the domain (NVLink, PCIe). ``nic_bytes_per_s``: per NIC.
+    num_gpus: int
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One link domain: ``num_gpus`` devices, and ``num_nics`` to the fabric.
+
+    ``gpu_bytes_per_s``: per GPU to any other GPU of the node (NVLink, PCIe). ``islands``: smaller
+    groups with faster links, from the GPUs up (pairs under a bridge). ``direct_links``: no switch,
+    but an equal link to each other GPU, so that a group uses only those to its own members.
+    ``nic_bytes_per_s``: per NIC. ``num_hosts`` machines share the domain where it is a rack.
     """
 
     name: str
@@ -45,6 +57,9 @@ class NodeSpec:
     num_nics: int
     nic_bytes_per_s: float
     nic_latency_s: float
+    islands: tuple[Island, ...] = ()
+    direct_links: bool = False
+    num_hosts: int = 1
     host_memory_bytes: int | None = None
     price_per_gpu_hour: float | None = None
 
@@ -52,6 +67,11 @@ class NodeSpec:
     def uplink_bytes_per_s(self) -> float:
         """All NICs of the node together, one direction."""
         return self.num_nics * self.nic_bytes_per_s
+
+    @property
+    def gpus_per_host(self) -> int:
+        """Devices that one operating system sees."""
+        return -(-self.num_gpus // self.num_hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +117,7 @@ class ClusterSpec:
 
     @property
     def num_nodes(self) -> int:
-        """Machines of the whole cluster."""
+        """Link domains of the whole cluster: machines, or racks that share NVLink."""
         return sum(group.count for group in self.groups)
 
     @cached_property

@@ -6,11 +6,12 @@ Bandwidths are in GB/s and one direction, as the keys say; the bounds catch Gb/s
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from profiles.cluster import DeviceSpec, NodeSpec
+from profiles.cluster import DeviceSpec, Island, NodeSpec
 from profiles.fileschema import FileSchema, Name, Sources, Version
 from profiles.units import GB, GIB, TERA
 
@@ -19,6 +20,7 @@ __all__ = [
     "GpuLinkFile",
     "InlineDevice",
     "InlineNode",
+    "IslandFile",
     "NicsFile",
     "NodeFile",
     "device_of",
@@ -50,7 +52,9 @@ class PeakTflopsFile(FileSchema):
 class InlineDevice(FileSchema):
     """An accelerator, without its name."""
 
-    memory_gib: float = Field(ge=0.1, le=10_000, description="Total that the driver reports.")
+    memory_gib: float = Field(
+        ge=0.1, le=10_000, description="Total that the driver offers to programs, in GiB."
+    )
     memory_bandwidth_gb_per_s: float = Field(
         ge=0.1,
         le=100_000,
@@ -63,19 +67,33 @@ class InlineDevice(FileSchema):
     watts: float | None = Field(None, gt=0, le=100_000, description="Power limit.")
 
 
+class NvlinkFile(FileSchema):
+    """NVLink ports of a device, through switches or bridges."""
+
+    links: int = Field(ge=1, le=100, description="Ports of the device.")
+    gb_per_s_per_link: float = Field(ge=1, le=200, description="One direction.")
+
+
 class DeviceFile(InlineDevice):
-    """A device of the catalogue."""
+    """A device of the catalogue. Links serve to read topologies that only count them."""
 
     schema_version: Version
     kind: Literal["device"]
     name: Name
     aliases: list[Name] = Field([], description="Other names of this entry.")
     default_node: Name = Field(description="Node that a shorthand like 8xh100 stands for.")
+    pcie_gb_per_s: float | None = Field(
+        None, ge=1, le=500, description="Link to the host, one direction."
+    )
+    nvlink: NvlinkFile | None = None
+    pci_ids: list[Annotated[str, Field(pattern=r"^0x[0-9a-f]{4}$")]] = Field(
+        [], description="Numbers by which the PCI bus knows the device."
+    )
     sources: Sources
 
 
 class GpuLinkFile(FileSchema):
-    """Link of each GPU into the node's domain."""
+    """Link of each GPU to any other GPU of the node."""
 
     bandwidth_gb_per_s_per_gpu: float = Field(
         ge=0.01,
@@ -84,6 +102,12 @@ class GpuLinkFile(FileSchema):
         json_schema_extra={"hint": "one direction in GB/s per GPU: NVLink 4 is 450"},
     )
     latency_us: Micros
+
+
+class IslandFile(GpuLinkFile):
+    """Neighbouring GPUs of a node with faster links among them: pairs under an NVLink bridge."""
+
+    num_gpus: int = Field(ge=2, le=MAX_NODE_GPUS, description="GPUs of one island.")
 
 
 class NicsFile(FileSchema):
@@ -100,15 +124,43 @@ class NicsFile(FileSchema):
 
 
 class InlineNode(FileSchema):
-    """A machine."""
+    """A machine, or machines that share one NVLink domain."""
 
     name: Name
     device: Name
     num_gpus: int = Field(ge=1, le=MAX_NODE_GPUS, description="Devices of the node.")
+    num_hosts: int = Field(
+        1, ge=1, le=MAX_NODE_GPUS, description="Machines of the domain: 18 in an NVL72 rack."
+    )
     gpu_link: GpuLinkFile
+    islands: list[IslandFile] = Field(
+        [],
+        max_length=5,
+        description="Smaller groups of GPUs with faster links, the smallest first.",
+    )
+    direct_links: bool = Field(
+        False,
+        description="A link from each GPU to each other one instead of a switch: n GPUs of N use "
+        "(n-1)/(N-1) of gpu_link.",
+    )
     nics: NicsFile
-    host_memory_gib: float | None = Field(None, gt=0, le=1_000_000)
+    host_memory_gib: float | None = Field(
+        None, gt=0, le=1_000_000, description="Memory of all hosts of the node."
+    )
     price_per_gpu_hour: float | None = Field(None, ge=0, le=100_000)
+
+    @model_validator(mode="after")
+    def _nests(self) -> Self:
+        """Islands form a tree, and hosts are equal."""
+        sizes = [island.num_gpus for island in self.islands] + [self.num_gpus]
+        for small, large in pairwise(sizes):
+            if small >= large or large % small:
+                raise ValueError(f"islands of {small} GPUs to be whole parts of {large}")
+        if self.direct_links and self.islands:
+            raise ValueError("either direct_links or islands")
+        if self.num_gpus % self.num_hosts:
+            raise ValueError(f"{self.num_hosts} hosts to share {self.num_gpus} GPUs equally")
+        return self
 
 
 class NodeFile(InlineNode):
@@ -143,6 +195,16 @@ def node_of(file: InlineNode, device: DeviceSpec) -> NodeSpec:
         num_gpus=file.num_gpus,
         gpu_bytes_per_s=file.gpu_link.bandwidth_gb_per_s_per_gpu * GB,
         gpu_latency_s=file.gpu_link.latency_us * 1e-6,
+        islands=tuple(
+            Island(
+                num_gpus=island.num_gpus,
+                bytes_per_s=island.bandwidth_gb_per_s_per_gpu * GB,
+                latency_s=island.latency_us * 1e-6,
+            )
+            for island in file.islands
+        ),
+        direct_links=file.direct_links,
+        num_hosts=file.num_hosts,
         num_nics=file.nics.count,
         nic_bytes_per_s=file.nics.bandwidth_gb_per_s * GB,
         nic_latency_s=file.nics.latency_us * 1e-6,
@@ -152,16 +214,24 @@ def node_of(file: InlineNode, device: DeviceSpec) -> NodeSpec:
 
 
 def resized(node: NodeSpec, num_gpus: int) -> NodeSpec:
-    """The node with only ``num_gpus`` of its GPUs: links per GPU as they are, and its share of
-    the NICs (at least one) and of host memory.
+    """The node with only its first ``num_gpus`` GPUs: links to them as they are, and its share
+    of the NICs (at least one) and of host memory.
     """
     if num_gpus == node.num_gpus:
         return node
+    within = next((island for island in node.islands if island.num_gpus >= num_gpus), None)
+    rate = within.bytes_per_s if within else node.gpu_bytes_per_s
+    if node.direct_links and num_gpus > 1:
+        rate *= (num_gpus - 1) / (node.num_gpus - 1)
     memory = node.host_memory_bytes
     return replace(
         node,
         name=f"{node.name}[{num_gpus}]",
         num_gpus=num_gpus,
+        gpu_bytes_per_s=rate,
+        gpu_latency_s=within.latency_s if within else node.gpu_latency_s,
+        islands=tuple(island for island in node.islands if island.num_gpus < num_gpus),
+        num_hosts=-(-num_gpus // node.gpus_per_host),
         num_nics=max(1, node.num_nics * num_gpus // node.num_gpus),
         host_memory_bytes=None if memory is None else memory * num_gpus // node.num_gpus,
     )

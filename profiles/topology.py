@@ -1,25 +1,28 @@
 """The topology as a graph, and what any set of groups of ranks gets out of it.
 
-The graph is a tree: GPUs hang on their node's switch, nodes on the fabric. Every link's share is
-*derived*: when all groups of an axis communicate at once, the links that several of them cross
-are divided among them. NIC sharing, rank order and oversubscription all come out of this one
-rule, so no case is special.
+The graph is a tree: GPUs hang on their island, if the node has islands, islands on their node,
+nodes on the fabric. Every link's share is *derived*: when all groups of an axis communicate at
+once, the links that several of them cross are divided among them. NIC sharing, rank order and
+oversubscription all come out of this one rule, so no case is special. Only where GPUs have a link
+to each other one (``direct_links``), a group uses those to its own members.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiles.cluster import Island
+
 if TYPE_CHECKING:
     import networkx as nx
     from numpy.typing import NDArray
 
-    from profiles.cluster import ClusterSpec
+    from profiles.cluster import ClusterSpec, NodeSpec
 
 __all__ = ["Dims", "GroupLink", "Level", "Topology"]
 
@@ -34,12 +37,14 @@ class Level:
     ``members``: ranks of the group below one of those sub-trees, the one with most traffic to the
     others. ``bytes_per_s``: what *one*
     group gets of one sub-tree's link, one direction, while all groups of the axis are active.
+    ``leaves_node``: whether the links are NICs and cables between nodes.
     """
 
     fanout: int
     members: int
     bytes_per_s: float
     latency_s: float
+    leaves_node: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,13 @@ class GroupLink:
     @property
     def spans_nodes(self) -> bool:
         """Whether the group leaves its node."""
-        return len(self.levels) > 1
+        return any(level.leaves_node for level in self.levels)
 
 
 class Topology:
-    """The tree of a cluster. ``levels`` 0 are the GPUs' links, 1 the nodes' uplinks, ..."""
+    """The tree of a cluster. ``levels`` 0 are the GPUs' links, then those of islands where any
+    node has some, the nodes' uplinks, and the switches' uplinks.
+    """
 
     def __init__(self, cluster: ClusterSpec) -> None:
         """Number the vertices of each level; the graph itself is built when asked for."""
@@ -69,34 +76,57 @@ class Topology:
         nodes = cluster.nodes
         gpus = np.array([node.num_gpus for node in nodes])
         node_of_rank = np.repeat(np.arange(len(nodes)), gpus)
-        ancestors = [np.arange(cluster.num_gpus), node_of_rank]
-        capacity = [
-            np.repeat([node.gpu_bytes_per_s for node in nodes], gpus),
-            np.array([node.uplink_bytes_per_s for node in nodes]),
-        ]
-        latency = [max(node.gpu_latency_s for node in nodes)]
-        latency.append(max(node.nic_latency_s for node in nodes))
+        self._names = ["gpu"]
+        self._ancestors: list[NDArray[np.int64]] = [np.arange(cluster.num_gpus)]
+        self._capacity: list[NDArray[np.float64]] = []
+        self._latency: list[float] = []
+        self._add_islands(node_of_rank, gpus)
+        self._node_depth = len(self._ancestors)
+        self._names.append("node")
+        self._ancestors.append(node_of_rank)
+        uplinks = np.array([node.uplink_bytes_per_s for node in nodes])
+        self._capacity.append(uplinks)
+        self._latency.append(max(node.nic_latency_s for node in nodes))
         for level in cluster.fabric:
             switch_of_node = np.arange(len(nodes)) // level.nodes_per_switch
-            ancestors.append(switch_of_node[node_of_rank])
-            uplinks = np.bincount(switch_of_node, weights=capacity[1])
-            capacity.append(uplinks / level.oversubscription)
-            latency.append(latency[-1] + level.latency_s)
-        self._ancestors = ancestors
-        self._capacity = capacity
-        self._latency = latency
+            self._names.append(level.name)
+            self._ancestors.append(switch_of_node[node_of_rank])
+            whole = np.bincount(switch_of_node, weights=uplinks)
+            self._capacity.append(whole / level.oversubscription)
+            self._latency.append(self._latency[-1] + level.latency_s)
         self._cache: dict[tuple[Dims, int], GroupLink] = {}
+
+    def _add_islands(self, node_of_rank: NDArray[np.int64], gpus: NDArray[np.int64]) -> None:
+        """The links below the nodes. A node with fewer levels of islands than others counts as
+        one island at the levels that it lacks.
+        """
+        nodes = self.cluster.nodes
+        rank_in_node = np.arange(len(node_of_rank)) - np.repeat(np.cumsum(gpus) - gpus, gpus)
+        links = [_links(node) for node in nodes]
+        depth = max(len(each) for each in links)
+        for level in range(depth):
+            own = [each[min(level, len(each) - 1)] for each in links]
+            below = self._ancestors[-1]
+            per_gpu = np.repeat([link.bytes_per_s for link in own], gpus)
+            self._capacity.append(np.bincount(below, weights=per_gpu).astype(np.float64))
+            self._latency.append(max(link.latency_s for link in own))
+            if level == depth - 1:
+                continue
+            sizes = np.repeat([link.num_gpus for link in own], gpus)
+            place = node_of_rank * gpus.max() + rank_in_node // sizes
+            self._names.append(f"island-{level}")
+            self._ancestors.append(np.unique(place, return_inverse=True)[1])
 
     @cached_property
     def graph(self) -> nx.DiGraph[tuple[str, int]]:
         """The tree as a networkx graph: an edge from each vertex up to its parent, with
-        ``bytes_per_s`` and ``latency_s``. Vertices are ``("gpu", rank)``, ``("node", i)``,
-        ``(switch level, i)`` and ``("core", 0)``.
+        ``bytes_per_s`` and ``latency_s``. Vertices are ``("gpu", rank)``, ``("island-0", i)``,
+        ``("node", i)``, ``(switch level, i)`` and ``("core", 0)``.
         """
         import networkx as nx  # noqa: PLC0415 - slow to import and only for those who look at it
 
         graph: nx.DiGraph[tuple[str, int]] = nx.DiGraph()
-        names = ["gpu", "node", *(level.name for level in self.cluster.fabric)]
+        names = self._names
         for depth, name in enumerate(names):
             own = self._ancestors[depth]
             _, first = np.unique(own, return_index=True)
@@ -141,16 +171,37 @@ class Topology:
             first[:, 1:] = np.diff(crossing, axis=1) != 0
             crossed = crossing[first]
             load = np.bincount(crossed, minlength=len(self._capacity[depth]))
-            share = float((self._capacity[depth][crossed] / load[crossed]).min())
+            shares = self._capacity[depth][crossed] / load[crossed]
+            if depth == 0 and self._has_direct_links:
+                shares *= self._used_links(crossing)
             starts = np.flatnonzero(first.ravel())
             members = np.diff(starts, append=first.size)
             heaviest = int(members[np.argmax(members * (size - members))])
-            levels.append(Level(spread, heaviest, share, self._latency[depth]))
+            leaves_node = depth >= self._node_depth
+            share = float(shares.min())
+            levels.append(Level(spread, heaviest, share, self._latency[depth], leaves_node))
         return GroupLink(size, _joined(levels))
 
-    def same_node(self, rank: int, other: int) -> bool:
-        """Whether two ranks stand in one node."""
-        return bool(self._ancestors[1][rank] == self._ancestors[1][other])
+    @cached_property
+    def _has_direct_links(self) -> bool:
+        return any(group.node.direct_links for group in self.cluster.groups)
+
+    def _used_links(self, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The part of each GPU's links that leads to members of its group: all of them through a
+        switch and for those who are alone in their node.
+        """
+        nodes = self.cluster.nodes
+        node = self._ancestors[self._node_depth][groups]
+        of_group = node + np.arange(len(groups))[:, None] * len(nodes)
+        _, where, counts = np.unique(of_group, return_inverse=True, return_counts=True)
+        members, node = counts[where.ravel()], node.ravel()
+        others = np.array([each.num_gpus - 1 for each in nodes])[node]
+        direct = np.array([each.direct_links for each in nodes])[node] & (members > 1)
+        return np.where(direct, (members - 1) / np.maximum(others, 1), 1.0)
+
+    def num_levels(self, rank: int, other: int) -> int:
+        """Levels of links that a message from one rank to another crosses."""
+        return sum(bool(each[rank] != each[other]) for each in self._ancestors)
 
     @cached_property
     def _is_periodic(self) -> bool:
@@ -182,6 +233,14 @@ def _joined(levels: list[Level]) -> tuple[Level, ...]:
     """
     above = [level.fanout for level in levels[1:]] + [1]
     return tuple(
-        Level(-(-level.fanout // joined), level.members, level.bytes_per_s, level.latency_s)
+        replace(level, fanout=-(-level.fanout // joined))
         for level, joined in zip(levels, above, strict=True)
     )
+
+
+def _links(node: NodeSpec) -> tuple[Island, ...]:
+    """Levels of links in a node from the GPUs up; the last joins them all."""
+    whole = Island(
+        num_gpus=node.num_gpus, bytes_per_s=node.gpu_bytes_per_s, latency_s=node.gpu_latency_s
+    )
+    return (*node.islands, whole)

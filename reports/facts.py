@@ -87,8 +87,18 @@ def _node(node: NodeSpec) -> dict[str, Any]:
         "name": node.name,
         "device": node.device.name,
         "num_gpus": node.num_gpus,
+        "num_hosts": node.num_hosts,
         "gpu_link_bytes_per_s": node.gpu_bytes_per_s,
         "gpu_link_latency_s": node.gpu_latency_s,
+        "direct_links": node.direct_links,
+        "islands": [
+            {
+                "num_gpus": island.num_gpus,
+                "gpu_link_bytes_per_s": island.bytes_per_s,
+                "gpu_link_latency_s": island.latency_s,
+            }
+            for island in node.islands
+        ],
         "num_nics": node.num_nics,
         "nic_bytes_per_s": node.nic_bytes_per_s,
         "nic_latency_s": node.nic_latency_s,
@@ -124,7 +134,7 @@ def human_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _joined(part: dict[str, Any]) -> str:
-    pairs = [_human(key, value) for key, value in part.items() if value is not None]
+    pairs = [_human(key, value) for key, value in part.items() if value not in (None, [])]
     return ", ".join(f"{name} {text}" for name, text in pairs)
 
 
@@ -138,11 +148,18 @@ def _human(key: str, value: Any) -> tuple[str, str]:
         return _name(key.removesuffix("_flop_per_s")), f"{rates} TFLOP/s"
     if key.endswith("latency_s"):
         return _name(key.removesuffix("_s")), f"{value * 1e6:.4g} us"
+    return _name(key), _plain(value)
+
+
+def _plain(value: Any) -> str:
+    """A value that has no unit."""
+    if isinstance(value, list) and isinstance(value[0], dict):
+        return "; ".join(_joined(each) for each in value)
     if isinstance(value, dict):
-        return _name(key), ", ".join(f"{_name(name)} {own}" for name, own in value.items())
+        return ", ".join(f"{_name(name)} {own}" for name, own in value.items())
     if isinstance(value, bool):
-        return _name(key), "yes" if value else "no"
-    return _name(key), f"{value:,}" if isinstance(value, int) else str(value)
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _name(key: str) -> str:

@@ -26,7 +26,7 @@ RATE, LATENCY = 100e9, 2e-6
 
 def flat(n: int, rate: float = RATE, latency: float = 0.0) -> GroupLink:
     """``n`` GPUs of one node."""
-    return GroupLink(n, (Level(n, 1, rate, latency),))
+    return GroupLink(n, (Level(n, 1, rate, latency, leaves_node=False),))
 
 
 sizes = st.integers(1, 10**10)
@@ -60,13 +60,17 @@ def test_a_ring_of_eight_waits_for_seven_hops_and_a_tree_for_three_each_way():
 
 
 def test_a_ring_over_two_nodes_pays_the_long_hop_for_each_node_once():
-    link = GroupLink(16, (Level(8, 1, RATE, 2e-6), Level(2, 8, RATE, 6e-6)))
+    link = GroupLink(
+        16, (Level(8, 1, RATE, 2e-6, leaves_node=False), Level(2, 8, RATE, 6e-6, leaves_node=True))
+    )
     expected = 14 * 2e-6 + 1 * 6e-6
     assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_narrowest_level_sets_the_pace_of_a_ring():
-    link = GroupLink(16, (Level(8, 1, 450e9, 0.0), Level(2, 8, 50e9, 0.0)))
+    link = GroupLink(
+        16, (Level(8, 1, 450e9, 0.0, leaves_node=False), Level(2, 8, 50e9, 0.0, leaves_node=True))
+    )
     seconds = collective_seconds(ALL_REDUCE, 10**9, link, IDEAL)
     assert seconds == pytest.approx(2 * 15 / 16 * 10**9 / 50e9)
 
@@ -200,7 +204,7 @@ def links(draw):
     size, levels = 1, []
     for fanout in fanouts:
         rate, latency = draw(st.floats(1e9, 1e12)), draw(st.floats(0, 1e-4))
-        levels.append(Level(fanout, size, rate, latency))
+        levels.append(Level(fanout, size, rate, latency, leaves_node=bool(levels)))
         size *= fanout
     return GroupLink(size, tuple(levels))
 

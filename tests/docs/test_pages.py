@@ -1,4 +1,4 @@
-"""The tutorial and the README run: every console block, in order, in one empty folder.
+"""The tutorial, the README and some how-tos run: each console block, in order, in one folder.
 
 A block holds one command after ``$`` and what it prints. Lines that end in ``...`` match by their
 beginning; a line ``...`` alone stands for any number of lines.
@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/tutorial/first-plan.md": 6}  # and their commands, at least
-BLOCK = re.compile(r"```(console|json|yaml) ?([\w.-]*)\n(.*?)```", re.DOTALL)
+PAGES = {  # and their commands, at least
+    "README.md": 1,
+    "docs/tutorial/first-plan.md": 6,
+    "docs/how-to/describe-your-cluster.md": 3,
+    "docs/how-to/read-a-topology.md": 4,
+}
+BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 
 
 def run(command: str, folder: Path) -> str:

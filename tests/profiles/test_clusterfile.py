@@ -25,6 +25,7 @@ devices:
     num_sms: 128
 """
 )
+ISLAND = "{num_gpus: %d, bandwidth_gb_per_s_per_gpu: 50, latency_us: 3}"
 
 
 def load(tmp_path, text):
@@ -51,6 +52,15 @@ def test_a_node_and_a_device_of_the_users_own(tmp_path):
 def test_fewer_gpus_keep_their_links_and_their_share_of_the_nics(tmp_path):
     node = load(tmp_path, GOOD + "    num_gpus: 2\n").groups[0].node
     assert (node.num_gpus, node.num_nics, node.gpu_bytes_per_s) == (2, 2, 450e9)
+
+
+def test_a_node_with_islands_and_several_hosts(tmp_path):
+    text = INLINE.replace(
+        "num_gpus: 4", f"num_gpus: 4\n      num_hosts: 2\n      islands: [{ISLAND % 2}]"
+    )
+    node = load(tmp_path, text).groups[0].node
+    assert [(each.num_gpus, each.bytes_per_s) for each in node.islands] == [(2, 50e9)]
+    assert (node.num_hosts, node.gpus_per_host) == (2, 2)
 
 
 def test_overrides_make_another_node(tmp_path):
@@ -106,6 +116,18 @@ def test_a_fabric_of_two_levels(tmp_path):
         (
             INLINE.replace("num_gpus: 4", "num_gpu: 4"),
             "file.yaml:6:5: nodes[0].node.num_gpus is missing; ",
+        ),
+        (
+            INLINE.replace("num_gpus: 4", "num_gpus: 4\n      islands: [" + ISLAND % 3 + "]"),
+            "file.yaml:7:7: nodes[0].node is a mapping; expected islands of 3 GPUs to be whole pa",
+        ),
+        (
+            INLINE.replace("num_gpus: 4", "num_gpus: 4\n      islands: [" + ISLAND % 4 + "]"),
+            "file.yaml:7:7: nodes[0].node is a mapping; expected islands of 4 GPUs to be whole pa",
+        ),
+        (
+            INLINE.replace("num_gpus: 4", "num_gpus: 4\n      num_hosts: 3"),
+            "file.yaml:7:7: nodes[0].node is a mapping; expected 3 hosts to share 4 GPUs equally",
         ),
         (
             INLINE.replace("bf16: 165", "fp31: 165"),

@@ -8,7 +8,14 @@ import re
 
 import pytest
 
-from profiles import load_calibration, load_cluster, load_model, load_training, shelf
+from profiles import (
+    load_calibration,
+    load_cluster,
+    load_model,
+    load_training,
+    read_topology,
+    shelf,
+)
 from profiles.errors import InputError
 from profiles.schemas import SCHEMAS, json_schema
 
@@ -63,6 +70,18 @@ READERS = {
     "config.json": (CONFIG, load_model),
     "calibration.yaml": (DATASHEET, lambda path: load_calibration(None, CLUSTER, path)),
 }
+TOPOLOGIES = {
+    "matrix.txt": "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV4\tPIX\t0-7\n"
+    "GPU1\tNV4\t X \tSYS\t0-7\nNIC0\tPIX\tSYS\t X\n",
+    "dump.xml": '<system version="1">\n<cpu>\n<pci busid="0:1" device="0x2330" link_width="16" '
+    'link_speed="16.0 GT/s PCIe">\n<gpu rank="0"/></pci>\n<nic><net speed="100000"/></nic>\n'
+    "</cpu>\n</system>\n",
+    "topology.conf": "SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[5-8]\n"
+    "SwitchName=c Switches=a,b\n",
+    "topology.yaml": "- topology: t\n  tree:\n    switches:\n      - {switch: a, nodes: n[1-4]}\n",
+    "network.yml": "topology: [Ring, Switch]\nnpus_count: [8, 2]\nbandwidth: [450, 50]\n"
+    "latency: [500, 2000]\n",
+}
 NONSENSE = ["-1", "1e30", "1.0e+30", "null", "[]", "{}", '"x"', "[[1]]", ".nan"]
 
 
@@ -75,6 +94,18 @@ def test_random_damage_never_ends_in_a_traceback(tmp_path, name):
         path.write_text(damaged(text, chance), encoding="utf-8")
         try:
             read(str(path))
+        except InputError as error:
+            assert all(str(path) in problem.where for problem in error.problems)  # noqa: PT017 - it may be fine, too
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_random_damage_of_a_topology_never_ends_in_a_traceback(tmp_path, name):
+    chance = random.Random(name)
+    path = tmp_path / name
+    for _ in range(400):
+        path.write_text(damaged(TOPOLOGIES[name], chance), encoding="utf-8")
+        try:
+            read_topology(path, device="h100")
         except InputError as error:
             assert all(str(path) in problem.where for problem in error.problems)  # noqa: PT017 - it may be fine, too
 

@@ -25,6 +25,18 @@ def groups(ref):
         ("2xcpu", [("cpu-host[2]", 1, 2)]),
         ("2x8xv100-16g", [("dgx-1-v100-16g", 2, 8)]),
         ("1000000xh800", [("hgx-h800", 125_000, 8)]),
+        ("5128xh100", [("dgx-h100", 641, 8)]),
+        ("8xrtx4090", [("pcie-rtx-4090", 1, 8)]),
+        ("4xl4", [("aws-g6.48xlarge[4]", 1, 4)]),
+        ("72xgb200", [("gb200-nvl72", 1, 72)]),
+        ("18x4xgb200", [("gb200-nvl72", 1, 72)]),
+        ("40x4xgb200", [("gb200-nvl72", 2, 72), ("gb200-nvl72[16]", 1, 16)]),
+        ("18x2xgb200", [("gb200-nvl72[36]", 1, 36)]),
+        ("2x36xgb200", [("gb200-nvl72[36]", 2, 36)]),
+        ("16xgh200", [("gh200", 16, 1)]),
+        ("2x8xmi250x", [("frontier-mi250x", 2, 8)]),
+        ("4xdgx-h100", [("dgx-h100", 4, 8)]),
+        ("2xP5.48xlarge", [("aws-p5.48xlarge", 2, 8)]),
     ],
 )
 def test_a_shorthand_is_nodes_of_the_devices_default_node(ref, expected):
@@ -37,16 +49,30 @@ def test_a_smaller_node_keeps_its_links_and_a_share_of_the_nics():
     assert load_cluster("1x1xv100").groups[0].node.num_nics == 1
 
 
+def test_a_part_of_a_rack_has_as_many_hosts_as_it_needs():
+    rack, part = load_cluster("40x4xgb200").groups
+    assert (rack.node.num_hosts, rack.node.gpus_per_host) == (18, 4)
+    assert (part.node.num_hosts, part.node.gpus_per_host) == (4, 4)
+
+
+def test_a_bridged_pair_is_as_fast_as_its_bridge():
+    pair = load_cluster("2xh100-nvl").groups[0].node
+    assert (pair.gpu_bytes_per_s, pair.islands) == (300e9, ())
+    three = load_cluster("3xh100-nvl").groups[0].node
+    assert (three.gpu_bytes_per_s, [each.num_gpus for each in three.islands]) == (63e9, [2])
+
+
 @pytest.mark.parametrize(
     ("ref", "told"),
     [
-        ("8xh10", "cluster: there is no device 'h10'; expected one of a10g-24g, a100-40g, "),
+        ("8xh10", "cluster: there is no device 'h10'; expected one of a10g, a100-40g"),
         ("9x9xh100", "cluster: 9x9xh100 wants 9 GPUs a node; expected at most 8, the size of a "),
         ("0xh100", "cluster: 0 in 0xh100; expected a count from 1 to 1,000,000"),
         ("8x0xh100", "cluster: 0 in 8x0xh100; expected a count from 1 to 1,000,000"),
         ("-8xh100", "cluster: -8 in -8xh100; expected a count from 1 to 1,000,000"),
         ("1000001xh100", "cluster: 1000001 in 1000001xh100; expected a count from 1"),
         ("1000000x8xh100", "cluster: 1000000x8xh100 has 8,000,000 GPUs; expected at most"),
+        ("1000000xdgx-h100", "cluster: 1000000xdgx-h100 has 8,000,000 GPUs; expected at most 1,0"),
         ("9" * 5000 + "xh100", "cluster: a huge number; expected a count from 1 to 1,000,000"),
         ("h100", "cluster: 'h100' is neither in the catalogue nor a file here; expected GPUSx"),
         ("8x", "cluster: '8x' is neither in the catalogue nor a file here; expected GPUSxDEVICE"),

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from costmodel.layout import Axis, Mesh
 from profiles import load_cluster
-from profiles.cluster import ClusterSpec, DeviceSpec, FabricLevel, NodeGroup, NodeSpec
+from profiles.cluster import (
+    ClusterSpec,
+    DeviceSpec,
+    FabricLevel,
+    Island,
+    NodeGroup,
+    NodeSpec,
+)
 from profiles.topology import Dims, Topology
 
 BY_STAGE = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
@@ -31,8 +38,19 @@ DEVICE = DeviceSpec(
 )
 
 
-def node(num_gpus: int = 8, num_nics: int = 8, gpu: float = 450e9, nic: float = 50e9) -> NodeSpec:
+def node(
+    num_gpus: int = 8,
+    num_nics: int = 8,
+    gpu: float = 450e9,
+    nic: float = 50e9,
+    islands: dict[int, float] | None = None,
+) -> NodeSpec:
+    own = [
+        Island(num_gpus=size, bytes_per_s=rate, latency_s=1e-6)
+        for size, rate in (islands or {}).items()
+    ]
     return NodeSpec(
+        islands=tuple(own),
         name=f"{num_gpus}x{num_nics}",
         device=DEVICE,
         num_gpus=num_gpus,
@@ -61,6 +79,11 @@ CLUSTERS = {
     "sixty": cluster((node(), 7), (node(4, 4), 1)),
     "two kinds": cluster((node(), 2), (node(4, 1, nic=10e9), 4), (node(2, 1), 8)),
     "slow gpu links": cluster((node(gpu=12e9), 3)),
+    "pairs": cluster((node(4, 1, gpu=20e9, islands={2: 300e9}), 6)),
+    "pairs under bridges": cluster((node(8, 2, gpu=8e9, islands={2: 56e9, 4: 20e9}), 5)),
+    "pairs beside switches": cluster((node(islands={2: 600e9}), 2), (node(), 4)),
+    "an odd one out": cluster((node(3, 1, gpu=20e9, islands={2: 300e9}), 9)),
+    "part of a 5,128": cluster((node(), 641), fabric=(POD,)),
 }
 
 
@@ -136,7 +159,8 @@ def clusters(draw):
     groups = []
     for _ in range(kinds):
         size, nics = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4, 8]))
-        kind = node(size, nics, gpu=draw(st.sampled_from([20e9, 300e9])))
+        islands = {2: 600e9} if size > 2 and draw(st.booleans()) else {}
+        kind = node(size, nics, gpu=draw(st.sampled_from([20e9, 300e9])), islands=islands)
         groups.append((kind, draw(st.integers(1, 10))))
     per_switch = draw(st.integers(2, 4))
     ratio = draw(st.sampled_from([1, 4]))
@@ -212,6 +236,48 @@ def test_the_levels_of_a_group_multiply_to_its_size_where_it_is_regular():
     assert [level.members for level in link.levels] == [1, 4, 16, 32]
 
 
+def test_a_pair_under_a_bridge_is_fast_and_two_pairs_meet_over_the_host():
+    topology = Topology(CLUSTERS["pairs"])
+    pair, node_of_four, strided = (
+        topology.axis(dims, num_ranks=24) for dims in (((2, 1),), ((4, 1),), ((2, 2),))
+    )
+    assert pair.ring_bytes_per_s == 300e9
+    assert node_of_four.ring_bytes_per_s == 2 * 20e9  # both GPUs of a pair have a way out
+    assert strided.ring_bytes_per_s == 20e9  # and two rings share it
+    assert not any(link.spans_nodes for link in (pair, node_of_four, strided))
+    assert [level.fanout for level in node_of_four.levels] == [2, 2]
+    assert [level.latency_s for level in node_of_four.levels] == [1e-6, 2e-6]
+
+
+def test_gpus_with_a_link_to_each_other_one_use_those_to_their_own_group():
+    topology = Topology(load_cluster("2x8xmi300x"))
+    rates = {
+        dims: topology.axis(dims, num_ranks=16).ring_bytes_per_s / 64e9
+        for dims in (((2, 1),), ((4, 1),), ((4, 2),), ((8, 1),))
+    }
+    assert list(rates.values()) == pytest.approx([1, 3, 3, 7])
+    across = topology.axis(((2, 1), (2, 8)), num_ranks=16)
+    assert [level.bytes_per_s for level in across.levels] == pytest.approx([64e9, 100e9])
+    alone = topology.axis(((2, 8),), num_ranks=16)
+    assert [level.bytes_per_s for level in alone.levels] == pytest.approx([7 * 64e9, 50e9])
+
+
+def test_a_part_of_such_a_node_keeps_the_links_among_its_gpus():
+    node = load_cluster("1x4xmi300x").groups[0].node
+    assert node.gpu_bytes_per_s == pytest.approx(3 * 64e9)
+    pairs = Topology(load_cluster("1x4xmi300x")).axis(((2, 1),), num_ranks=4)
+    assert pairs.ring_bytes_per_s == pytest.approx(64e9)
+    assert load_cluster("1x1xmi300x").groups[0].node.gpu_bytes_per_s > 0
+
+
+@pytest.mark.parametrize("used", [5128, 5120, 4100])
+def test_any_part_of_a_cluster_of_5128_has_links(used):
+    topology = Topology(load_cluster("5128xh100"))
+    assert topology.axis(((8, 1),), num_ranks=used).ring_bytes_per_s == 450e9
+    across = topology.axis(((used // 8, 8),), num_ranks=used)
+    assert across.ring_bytes_per_s == pytest.approx(50e9)
+
+
 def test_the_graph_is_a_tree_from_every_gpu_to_one_core():
     for spec in CLUSTERS.values():
         graph = Topology(spec).graph
@@ -236,8 +302,8 @@ def test_twice_the_bandwidth_never_narrows_a_link(spec, mesh, part):
             assert wide.bytes_per_s >= narrow.bytes_per_s
 
 
-def test_two_ranks_are_in_one_node_or_not():
+def test_a_message_crosses_the_levels_up_to_where_two_ranks_meet():
     topology = Topology(load_cluster("60xh100"))
-    assert topology.same_node(0, 7)
-    assert not topology.same_node(7, 8)
-    assert topology.same_node(56, 59)
+    assert topology.num_levels(0, 0) == 0
+    assert topology.num_levels(0, 7) == topology.num_levels(56, 59) == 1
+    assert topology.num_levels(7, 8) == 2
