@@ -448,5 +448,85 @@ def schema(kind: str | None) -> None:
         raise InputError(_unknown("schema", kind, planner.schema_kinds()))
 
 
+@main.command()
+@click.option("--runs", metavar="FILE", help="Measured runs, CSV.  [default: the shipped table]")
+@click.option("--calibrate-on", metavar="FILE", help="Fit calibrations to these runs first, CSV.")
+@click.option("--calibration", metavar="NAME", help="One calibration for all: a name or a YAML.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    help="Exit with 1 where the median error of step times is greater, as 0.1.",
+)
+@_format()
+@click.pass_context
+def validate(ctx: click.Context, /, **flags: Any) -> None:
+    """Compare estimates with measured runs: error, interval, fit, choice, by source.
+
+    Exit code 1: beyond the tolerance, or too many runs could not be estimated.
+    """
+    from costmodel.validation import accepted, validate  # noqa: PLC0415
+    from profiles.calibrations import calibration_of_name_or_file  # noqa: PLC0415
+    from profiles.runs import published_runs, read_runs  # noqa: PLC0415
+    from reports import accuracy_answer, accuracy_report  # noqa: PLC0415
+
+    if flags["calibration"] and flags["calibrate_on"]:
+        raise InputError(Problem(where="--calibration", message="with --calibrate-on"))
+    own = (
+        None if flags["calibration"] is None else calibration_of_name_or_file(flags["calibration"])
+    )
+    shown = flags["runs"] or "the table that comes with parplan"
+    read = read_runs(flags["runs"] or published_runs())
+    others = None if flags["calibrate_on"] is None else read_runs(flags["calibrate_on"])
+    for note in (*read.notes, *(others.notes if others else ())):
+        click.echo(f"note: {note}", err=True)
+    judged = validate(
+        read.runs,
+        calibration=own,
+        calibrate_on=others.runs if others else None,
+        tell=lambda note: click.echo(f"note: {note}", err=True),
+    )
+    if flags["form"] == "json":
+        _print_json(accuracy_answer(judged, runs=shown, notes=read.notes))
+    else:
+        _print(accuracy_report(judged, runs=shown))
+    ctx.exit(int(ExitCode.YES if accepted(judged, flags["tolerance"]) else ExitCode.NO))
+
+
+@main.command()
+@click.option("--runs", metavar="FILE", required=True, help="Measured runs, CSV.")
+@click.option("--device", metavar="NAME", help="Only runs on this device of the catalogue.")
+@click.option("--stack", metavar="NAME", help="Only runs of this software stack.")
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="Calibration YAML; - prints it."
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def calibrate(
+    runs: str, device: str | None, stack: str | None, output: str, *, force: bool
+) -> None:
+    """Fit the efficiencies of a device and a software stack to at least three measured runs."""
+    from pathlib import Path  # noqa: PLC0415
+
+    from costmodel.validation import calibrate, fit_section  # noqa: PLC0415
+    from profiles import refuse_to_overwrite, save_text  # noqa: PLC0415
+    from profiles.calibrationwriter import calibration_text  # noqa: PLC0415
+    from profiles.runs import read_runs  # noqa: PLC0415
+    from reports import calibration_report  # noqa: PLC0415
+
+    if output != "-":
+        refuse_to_overwrite(output, force=force)
+    read = read_runs(runs)
+    name = "calibration" if output == "-" else Path(output).stem
+    found = calibrate(read.runs, device=device, stack=stack, name=name, shown=Path(runs).name)
+    for note in (*read.notes, *found.notes):
+        click.echo(f"note: {note}", err=True)
+    text = calibration_text(found.calibration, fit_section(found.fit, found.prior))
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        save_text(text, output, force=force)
+        _print(calibration_report(found))
+        click.echo(f"written: {output}", err=True)
+
+
 if __name__ == "__main__":
     main()

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["block_operators"]
 
+# What PyTorch's own operators make of one fused kernel, in passes of 16-bit elements through
+# memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
+# rotated half, their sum). LayerNorm and GELU are one kernel there too.
+EAGER_RMS_PASSES = 8
+EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
+EAGER_ROPE_PASSES = 5
+
 
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
     """Operators of a block in forward order.
@@ -51,8 +58,17 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
     if block.norm is Norm.NONE:
         return []
     elements = shard.sp_tokens * block.hidden
-    saved = Saved(f"{place}_norm input", elements * shard.element)
-    return [stream_operator(f"{place}_norm", elements, shard, module="layernorm", saved=(saved,))]
+    saved = [Saved(f"{place}_norm input", elements * shard.element)]
+    passes = 1
+    if block.norm is Norm.RMS and not shard.training.norms_are_fused:
+        passes = EAGER_RMS_PASSES
+        kept = elements * (EAGER_RMS_BYTES + shard.element)
+        saved.append(Saved(f"{place}_norm in fp32 and before its weight", kept, "layernorm"))
+    return [
+        stream_operator(
+            f"{place}_norm", elements, shard, module="layernorm", saved=tuple(saved), passes=passes
+        )
+    ]
 
 
 def _residual(place: str, block: Block, shard: Shard) -> Operator:
@@ -144,13 +160,14 @@ def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operat
         saved = Saved("qk_norm input", elements * shard.element)
         operators.append(stream_operator("qk_norm", elements, shard, saved=(saved,)))
     if attention.rope:
-        operators.append(stream_operator("rope", elements, shard))
+        passes = 1 if shard.training.fused_kernels else EAGER_ROPE_PASSES
+        operators.append(stream_operator("rope", elements, shard, passes=passes))
     return operators
 
 
 def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> Operator:
     attention, training = block.attention, shard.training
-    seq, element, unfused = shard.seq, shard.element, training.attention is AttentionKernel.UNFUSED
+    seq, element, unfused = shard.seq, shard.element, training.attention.stores_scores
     visible = training.seq_len if unfused else _visible_keys(attention, training.seq_len)
     forward = AttentionCore(
         batch=shard.micro_batch,
@@ -207,7 +224,7 @@ def _softmax(
     scores: int, element: int, block: Block, shard: Shard
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Scale, mask and softmax (one kernel or four), and dropout."""
-    passes = 1 if shard.training.fused_kernels else 4
+    passes = 4 if shard.training.attention is AttentionKernel.EAGER else 1
     softmax = Stream(2 * scores * element * passes, passes)
     backward = Stream(3 * scores * element * passes, passes)
     if not block.dropout:
@@ -250,6 +267,7 @@ def _feed_forward(
             module="mlp",
             reads=2 if layer.gated else 1,
             saved=tuple(kept),
+            passes=2 if layer.gated and not shard.training.fused_kernels else 1,
         ),
         gemm(
             f"{name}_down",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 from costmodel.work import AttentionCore, Gemm, Stream
-from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
     from profiles.calibration import Efficiencies
@@ -20,6 +20,15 @@ __all__ = ["DeviceModel"]
 # tensor cores fed compared with the largest: a smaller tile reads more operand bytes per FLOP.
 TILES = ((256, 128, 1.0), (128, 128, 0.96), (128, 64, 0.86), (64, 64, 0.72))
 
+QUANTISED = ("fp8", "fp4")  # peak rates of operands that were converted first
+CONVERSION_BYTES = 2  # of an activation: written in 8 bits as it is and transposed
+LEAST_KERNEL_S = 3e-6  # what the smallest kernel takes on the device
+# Tensor cores want 16-bit rows of a multiple of 16 bytes (NVIDIA, "Matrix Multiplication Background
+# User's Guide"); other heads were measured at about a quarter of the rate (BigScience, 2022: heads
+# of 108 and 150 against those of 104 and 144).
+TENSOR_CORE_MULTIPLE = 8
+MISALIGNED = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
@@ -30,15 +39,14 @@ class DeviceModel:
     precision: Precision
 
     def seconds(self, work: Gemm | AttentionCore | Stream) -> float:
-        """Seconds of one piece of work, at least one kernel launch."""
+        """Seconds that the device takes for one piece of work."""
         match work:
             case Gemm():
                 return self._gemm(work)
             case AttentionCore():
                 return self._attention(work)
             case Stream():
-                launch = work.kernels * self.efficiencies.kernel_launch_s
-                return max(self.stream_seconds(work.bytes), launch)
+                return max(self.stream_seconds(work.bytes), work.kernels * LEAST_KERNEL_S)
             case _:
                 assert_never(work)
 
@@ -51,7 +59,7 @@ class DeviceModel:
         return self.device.peak_flop_per_s[key] * self.device.sustained
 
     def _gemm(self, work: Gemm) -> float:
-        """max(FLOP / (peak * efficiency), bytes / bandwidth), at least a launch.
+        """max(FLOP / (peak * efficiency), bytes / bandwidth), at least the shortest kernel.
 
         Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs.
         Ignores split-K and stream-K, which soften the last wave. Source of the wave term:
@@ -59,28 +67,20 @@ class DeviceModel:
         """
         own = self.efficiencies
         key = self.precision.gemm if work.block else self.precision.other
-        shape = own.gemm * work.k / (work.k + own.gemm_half_k) * self._waves(work)
-        element = 1 if key == "fp8" else self.precision.bytes
-        operands = (work.m * work.k + work.k * work.n) * element
-        result = work.m * work.n * self.precision.bytes
-        return max(
+        shape = own.gemm * work.k / (work.k + own.gemm_half_k) * _waves(work, self.device.num_sms)
+        if key in QUANTISED:
+            shape *= own.quantised
+        element = 1 if key in QUANTISED else self.precision.bytes
+        operands = work.groups * (work.m * work.k + work.k * work.n)
+        result = work.groups * work.m * work.n * self.precision.bytes
+        seconds = max(
             work.flop / (self.peak(key) * shape),
-            self.stream_seconds(work.groups * (operands + result)),
-            own.kernel_launch_s,
+            self.stream_seconds(operands * element + result),
+            LEAST_KERNEL_S,
         )
-
-    def _waves(self, work: Gemm) -> float:
-        """Share of useful work in full waves of output tiles, for the best tile shape."""
-        best = 0.0
-        useful = work.m * work.n * work.groups
-        for rows, columns, feed in TILES:
-            tiles = math.ceil(work.m / rows) * math.ceil(work.n / columns) * work.groups
-            waves = math.ceil(tiles / self.device.num_sms)
-            share = useful / (waves * self.device.num_sms * rows * columns)
-            best = max(best, feed * share)
-        # few tiles are split along k, which fills the device at some cost
-        splits = min(work.k // 512, self.device.num_sms)
-        return max(best, min(0.6, best * max(1, splits)))
+        if key in QUANTISED:
+            seconds += self.stream_seconds(CONVERSION_BYTES * work.groups * work.m * work.k)
+        return seconds
 
     def _attention(self, work: AttentionCore) -> float:
         """Executed FLOP / rate; unfused kernels are also bound by the traffic of the scores."""
@@ -89,8 +89,25 @@ class DeviceModel:
         part = kernel.backward if work.backward else kernel.forward
         executed = work.flop * work.visible / work.key_len
         seconds = executed / (self.peak(self.precision.other) * part)
-        if work.kernel is AttentionKernel.UNFUSED:
+        if work.head_dim % TENSOR_CORE_MULTIPLE or work.value_head_dim % TENSOR_CORE_MULTIPLE:
+            seconds /= MISALIGNED
+        if work.kernel.stores_scores:
             scores = work.batch * work.heads * work.query_len * work.key_len
             passes = 4 if work.backward else 2
             seconds = max(seconds, self.stream_seconds(passes * scores * self.precision.bytes))
-        return max(seconds, own.kernel_launch_s)
+        return max(seconds, LEAST_KERNEL_S)
+
+
+@lru_cache(maxsize=65536)
+def _waves(work: Gemm, num_sms: int) -> float:
+    """Share of useful work in full waves of output tiles, for the best tile shape."""
+    best = 0.0
+    useful = work.m * work.n * work.groups
+    for rows, columns, feed in TILES:
+        tiles = math.ceil(work.m / rows) * math.ceil(work.n / columns) * work.groups
+        waves = math.ceil(tiles / num_sms)
+        share = useful / (waves * num_sms * rows * columns)
+        best = max(best, feed * share)
+    # few tiles are split along k, which fills the device at some cost
+    splits = min(work.k // 512, num_sms)
+    return max(best, min(0.6, best * max(1, splits)))

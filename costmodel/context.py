@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +26,13 @@ from profiles.units import MIB
 if TYPE_CHECKING:
     from costmodel.layers import LayerCost, TimedLayer
     from profiles.calibration import Calibration, Efficiencies
-    from profiles.cluster import ClusterSpec
+    from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.topology import Level
     from profiles.training import TrainingSpec
 
-__all__ = ["CostContext", "LayerStep"]
+__all__ = ["CostContext", "LayerStep", "Memo"]
 
 LONELY = GroupLink(1, ())
 
@@ -52,6 +52,27 @@ class LayerStep:
     states: StateCost
 
 
+class Memo:
+    """Times of layers under one calibration, which depend on neither the batch nor the cluster's
+    size: contexts that share them time each layer once.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._known: dict[object, dict[object, TimedLayer]] = {}
+
+    def of(self, device: DeviceSpec, training: TrainingSpec) -> dict[object, TimedLayer]:
+        """The times on a device in such training."""
+        key = (device.name, replace(training, global_batch=1))
+        return self._known.setdefault(key, {})
+
+
+@lru_cache(maxsize=128)
+def _topology(cluster: ClusterSpec) -> Topology:
+    """The cluster's topology, which remembers its groups whatever the calibration."""
+    return Topology(cluster)
+
+
 class CostContext:
     """The four inputs of every estimate."""
 
@@ -61,16 +82,20 @@ class CostContext:
         cluster: ClusterSpec,
         training: TrainingSpec,
         calibration: Calibration,
+        *,
+        memo: Memo | None = None,
     ) -> None:
-        """Bind the inputs; nothing is computed yet."""
+        """Bind the inputs; nothing is computed yet. ``memo`` shares the times of layers with other
+        contexts of the same calibration.
+        """
         self.model = model
         self.cluster = cluster
         self.training = training
         self.calibration = calibration
-        self.topology = Topology(cluster)
+        self.topology = _topology(cluster)
         device = cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
-        self._timed: dict[object, TimedLayer] = {}
+        self._timed = {} if memo is None else memo.of(device, training)
         self._steps: dict[object, LayerStep] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
@@ -284,7 +309,7 @@ class CostContext:
                 CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
             )
             whole = min(whole, size / mesh.tp / rate + gather)
-        return crossed[-1].latency_s + whole
+        return crossed[-1].latency_s + self.own.hand_over_s + whole
 
     def handed_over_s(
         self,
@@ -322,6 +347,12 @@ class CostContext:
         """Buffers of the communication library: one set per group that a rank takes part in."""
         sizes = (mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.expert_tp)
         return sum(size > 1 for size in sizes) * self.own.communicator_bytes
+
+    def beside_activations(self, resident_bytes: int) -> float:
+        """States in the unit of a limit that was divided by 1 + reserve: they stay where they are,
+        so only what comes and goes beside them costs the allocator's overhead.
+        """
+        return resident_bytes / (1 + self.own.reserve)
 
     def gathered_bytes(self, strategy: Strategy, micro_batch: int) -> int:
         """Whole activations that sequence parallelism gathers: one in use, one on its way."""

@@ -30,6 +30,7 @@ __all__ = [
     "estimate",
     "fit_limit",
     "saved_bytes",
+    "step_seconds",
 ]
 
 COVERAGE = 0.9
@@ -68,7 +69,8 @@ class MemoryBytes:
 
     ``activations`` are held between passes, ``working`` appears on top while a layer runs
     (recomputed tensors, logits, gathered weights), ``buffers`` belong to communication.
-    ``reserved`` is the allocator's overhead, ``context`` what lies outside it.
+    ``reserved`` is the allocator's overhead on what comes and goes, ``context`` what lies outside
+    it.
     """
 
     parameters: int
@@ -141,6 +143,12 @@ def fit_limit(context: CostContext, min_fit: float) -> int:
 def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> Estimate:
     """Estimate a layout. Raises ValueError if the layout does not belong to the model."""
     return LayoutCost(context, layout).estimate(min_fit=min_fit)
+
+
+def step_seconds(context: CostContext, layout: Layout) -> float:
+    """The step alone, without memory or causes."""
+    stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+    return _step(context, layout, stages)
 
 
 class LayoutCost:
@@ -284,11 +292,11 @@ class _Stage:
         """The step as this stage spends it; what is not busy is bubble."""
         count = layout.num_microbatches / self.copies  # micro-batches of each chunk
         passes = _sum((cost, count) for cost in (*self.forward, *self.backward))
-        host = 2 * self.host_s * len(self.chunks) * count
+        host = 2 * self.host_s * len(self.chunks) * count + passes.host_s
         jitter = context.jitter(layout.mesh.num_ranks)
         overhead = host + context.own.step_s + step_s * jitter / (1 + jitter)
         p2p = 2 * count * sum(self.sends)
-        busy = passes.total_s + p2p + overhead + self.gradient_s + self.optimizer_s
+        busy = passes.device_s + p2p + overhead + self.gradient_s + self.optimizer_s
         waiting = step_s - busy
         return StepSplit(
             compute_s=passes.compute_s,
@@ -403,6 +411,6 @@ def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> l
             "working": max(s.transient_bytes for s, _ in stage.steps),
             "buffers": gathered + (_gathered_chunks(stage) if schedule.gathers_by_unit else 0),
         }
-        reserved = int(context.own.reserve * sum(parts.values()))
+        reserved = int(context.own.reserve * (activations + parts["working"] + gathered))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))
     return found

@@ -47,8 +47,9 @@ class Operator:
     """One operator on one rank for one micro-batch.
 
     ``backward_input`` makes the gradient of the input, ``backward_weight`` that of the weight
-    (zero-bubble schedules move it). ``module`` is what selective recomputation may name.
-    ``transient_bytes`` live only while the operator runs backward.
+    (zero-bubble schedules move it), ``beside`` runs while the former does. ``module`` is what
+    selective recomputation may name. ``transient_bytes`` live only while the operator runs
+    backward.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Operator:
     forward: tuple[Work, ...] = ()
     backward_input: tuple[Work, ...] = ()
     backward_weight: tuple[Work, ...] = ()
+    beside: tuple[Work, ...] = ()
     saved: tuple[Saved, ...] = ()
     transient_bytes: int = 0
 
@@ -63,7 +65,8 @@ class Operator:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallelWork:
     """Collectives at one end of a tensor-parallel region, by pass; ``again``: gathered a second
-    time for the weight gradient, since only the shard was kept.
+    time for the weight gradient, since only the shard was kept, while the input gradient is
+    computed (Korthikanti et al. 2022, section 4.2.2).
     """
 
     forward: tuple[Work, ...] = ()
@@ -158,7 +161,8 @@ def gemm(
         module=module,
         forward=(*enter.forward, Gemm(m, n, k, groups, block), *leave.forward),
         backward_input=(*leave.backward, Gemm(m, k, n, groups, block), *enter.backward),
-        backward_weight=(*enter.again, Gemm(k, n, m, groups, block)),
+        backward_weight=(Gemm(k, n, m, groups, block),),
+        beside=enter.again,
         saved=saved,
     )
 
@@ -172,13 +176,13 @@ def stream_operator(
     reads: int = 1,
     writes: int = 1,
     saved: tuple[Saved, ...] = (),
+    passes: int = 1,
 ) -> Operator:
     """An element-wise operator on ``elements`` of the activation type.
 
     Backward reads the output gradient and the saved inputs and writes the input gradients.
-    Without fused kernels it is three kernels that each pass through memory.
+    ``passes``: how many kernels it is, each of which passes through memory so.
     """
-    passes = 1 if shard.training.fused_kernels else 3
     size = elements * shard.element * passes
     return Operator(
         name=name,

@@ -13,7 +13,7 @@ from costmodel.operators import (
     padded_vocab,
     stream_operator,
 )
-from costmodel.work import Gemm, Stream
+from costmodel.work import Collective, CollectiveKind, Gemm, Group, Stream
 from profiles.layers import Conv2d, CustomLayer, Embedding, Head, Linear, Norm, Table
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ def _embedding(layer: Embedding, shard: Shard) -> tuple[Operator, ...]:
 def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
     """Final norm, projection to the vocabulary, cross entropy in fp32.
 
-    The loss keeps the softmax in fp32 (4 bytes a logit); while it runs, the logits and their
-    gradient live beside it in the activation type.
+    The fused loss works on each rank's part of the vocabulary and keeps the softmax in fp32 (4
+    bytes a logit); while it runs, the logits and their gradient live beside it in the activation
+    type. PyTorch's own gathers the logits, copies them to fp32, and has that copy, its gradient,
+    and both in the activation type beside the softmax.
     """
     vocab = padded_vocab(layer.vocab, shard.tp) // shard.tp
     logits = shard.tokens * vocab
@@ -89,17 +91,37 @@ def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
             enter=shard.enter_tp(layer.hidden),
         )
     )
-    fp32 = 4 * logits
-    operators.append(
-        Operator(
-            name="loss",
-            forward=(Stream(logits * shard.element + 3 * fp32, 3),),
-            backward_input=(Stream(fp32 + logits * shard.element, 1),),
-            saved=(Saved("softmax of logits", fp32),),
-            transient_bytes=2 * logits * shard.element,
-        )
-    )
+    operators.append(_fused_loss(logits, shard))
+    if not shard.training.fused_kernels:
+        operators[-1] = _eager_loss(logits * shard.tp, shard)
     return tuple(operators)
+
+
+def _fused_loss(logits: int, shard: Shard) -> Operator:
+    fp32 = 4 * logits
+    return Operator(
+        name="loss",
+        forward=(Stream(logits * shard.element + 3 * fp32, 3),),
+        backward_input=(Stream(fp32 + logits * shard.element, 1),),
+        saved=(Saved("softmax of logits", fp32),),
+        transient_bytes=2 * logits * shard.element,
+    )
+
+
+def _eager_loss(logits: int, shard: Shard) -> Operator:
+    """On ``logits`` of the whole vocabulary: to fp32, logarithm of the softmax, its gradient, back
+    to the activation type.
+    """
+    fp32, own = 4 * logits, logits * shard.element
+    whole = Collective(CollectiveKind.ALL_GATHER, Group.TP, own)
+    gather = (whole,) if shard.tp > 1 else ()
+    return Operator(
+        name="loss",
+        forward=(*gather, Stream(own + fp32, 1), Stream(3 * fp32, 2)),
+        backward_input=(Stream(3 * fp32, 2), Stream(fp32 + own, 1)),
+        saved=(Saved("softmax of logits", fp32),),
+        transient_bytes=2 * fp32 + 2 * own,
+    )
 
 
 def _linear(layer: Linear, shard: Shard) -> Operator:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from profiles.training import AttentionKernel
+if TYPE_CHECKING:
+    from profiles.training import AttentionKernel
 
 __all__ = ["AttentionCore", "Collective", "CollectiveKind", "Gemm", "Group", "Stream", "Work"]
 
@@ -79,7 +81,7 @@ class AttentionCore:
         both = pairs * (self.head_dim + self.value_head_dim)
         if not self.backward:
             return both
-        again = 0 if self.kernel is AttentionKernel.UNFUSED else pairs * self.head_dim
+        again = 0 if self.kernel.stores_scores else pairs * self.head_dim
         return 2 * both + again
 
 

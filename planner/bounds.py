@@ -312,14 +312,15 @@ class CandidateBounds:
             self._found_options[key] = found
         return self._found_options[key]
 
-    def _resident(self, candidate: Candidate, c: int) -> int:
+    def _resident(self, candidate: Candidate, c: int) -> float:
+        """States of a layer, in the unit of the rooms."""
         cost = self._cost(candidate.degrees, c, NO_RECOMPUTE)
         training, zero = self.context.training, candidate.zero
-        dense = state_bytes(cost.dense_params, zero, candidate.shard_group, training)
-        if not cost.expert_params:
-            return dense.total
-        shards = candidate.mesh.expert_dp
-        return dense.total + state_bytes(cost.expert_params, zero, shards, training).total
+        total = state_bytes(cost.dense_params, zero, candidate.shard_group, training).total
+        if cost.expert_params:
+            shards = candidate.mesh.expert_dp
+            total += state_bytes(cost.expert_params, zero, shards, training).total
+        return self.context.beside_activations(total)
 
     def _rooms(self, candidate: Candidate, working: int) -> list[tuple[float, float]]:
         """(micro-batches in flight, bytes for blocks) of each stage."""
@@ -375,7 +376,7 @@ def _least_run(times: list[float], *, free: bool) -> Callable[[int], float]:
 def _least_time(
     count: int,
     rooms: list[tuple[float, float]],
-    resident: int,
+    resident: float,
     options: list[_Option],
     most: float,
 ) -> float | None:
@@ -404,7 +405,7 @@ def _least_time(
 
 
 def _segments(
-    room: float, flight: float, resident: int, options: list[_Option], most: float
+    room: float, flight: float, resident: float, options: list[_Option], most: float
 ) -> list[tuple[float, float]]:
     """(time of one more layer, how many more) of one stage: the convex cost of its layers."""
     sizes = [resident + option.saved_bytes * flight for option in options]

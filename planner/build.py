@@ -145,7 +145,9 @@ class CandidateProblem:
 
     @cached_property
     def allocated_limit(self) -> int:
-        """Bytes that tensors of one rank may take so that the layout fits."""
+        """Bytes that tensors of one rank may take so that the layout fits, states counted as
+        ``CostContext.beside_activations`` has them.
+        """
         own, candidate = self.context.own, self.candidate
         outside = own.context_bytes + self.context.communicator_bytes(candidate.mesh)
         gathered = self.context.gathered_bytes(self.strategies[0], candidate.degrees.micro_batch)
@@ -154,7 +156,9 @@ class CandidateProblem:
 
     def with_less(self, used: MemoryBytes) -> CandidateProblem:
         """The same candidate with so much less memory that a layout which took ``used`` fits."""
-        over = used.allocated_bytes - used.buffers - self.allocated_limit
+        states = used.parameters + used.gradients + used.optimizer
+        passing = used.activations + used.working
+        over = math.ceil(self.context.beside_activations(states)) + passing - self.allocated_limit
         spare = self.spare_bytes + max(over, MIB)
         return replace(self, spare_bytes=spare)
 
@@ -176,7 +180,7 @@ class CandidateProblem:
         memory = {
             flight: tuple(
                 tuple(
-                    step.states.resident_bytes * copies
+                    math.ceil(self.context.beside_activations(step.states.resident_bytes * copies))
                     + math.ceil(step.saved_bytes * (1 if c == once else flight))
                     for step in row
                 )

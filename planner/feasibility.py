@@ -185,7 +185,7 @@ def _hints(context: CostContext, space: SearchSpace, min_fit: float, need: float
 def _leaner_training(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
     if training.micro_batch is not None and training.micro_batch > 1:
         yield "--micro-batch 1", replace(training, micro_batch=1)
-    if training.attention is AttentionKernel.UNFUSED:
+    if training.attention.stores_scores:
         flash = AttentionKernel.FLASH2
         yield "--attention flash2 (no stored scores)", replace(training, attention=flash)
     if (

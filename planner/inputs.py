@@ -127,7 +127,7 @@ def checked_inputs(
     for device in inputs.cluster.devices:
         rates = device.peak_flop_per_s
         if precision.gemm not in rates or precision.other not in rates:
-            known = ", ".join(rate for rate in rates if rate != "fp8")
+            known = ", ".join(rate for rate in rates if rate not in ("fp8", "fp4"))
             message = f"{device.name} has no rate for {precision}"
             raise InputError(Problem(where=precision_at, message=message, expected=known))
     if limit is not None and inputs.training.seq_len > limit:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from costmodel.layout import (
     NO_RECOMPUTE,
     Axis,
-    Chunk,
-    LayerSpan,
     Layout,
     Mesh,
     Recompute,
     RecomputeKind,
     Strategy,
 )
+from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
 from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.space import Degrees, SearchSpace
 from profiles.errors import InputError, Problem
-from profiles.layers import Block, Embedding, ExpertFeedForward
+from profiles.layers import Block, ExpertFeedForward
 from profiles.nearest import nearest
 
 if TYPE_CHECKING:
-    from costmodel.schedules import Path
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
@@ -107,7 +104,7 @@ def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
         num_chunks=manual.chunks,
         micro_batch=manual.micro_batch,
         num_microbatches=count,
-        chunks=_chunks(inputs.model, sizes, path, plain, (recompute, first)),
+        chunks=placed_chunks(inputs.model, sizes, path, plain, (recompute, first)),
     )
 
 
@@ -190,11 +187,7 @@ def _cut(model: ModelSpec, manual: ManualLayout, problems: list[Problem]) -> lis
     """Blocks of every chunk in model order."""
     blocks, count = model.num_blocks, manual.pp * manual.chunks
     if manual.stage_layers is None:
-        share, more = divmod(blocks, count)
-        # The first chunk has the embedding and the last one the head, so inner ones take the rest.
-        inner = [*range(1, count - 1), 0, count - 1]
-        fuller = set(inner[:more])
-        return [share + (virtual in fuller) for virtual in range(count)]
+        return even_cut(blocks, count)
     parts = [part.strip() for part in manual.stage_layers.split(",")]
     sizes = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts]
     if len(sizes) != count or sum(sizes) != blocks or min(sizes) < 1:
@@ -202,36 +195,3 @@ def _cut(model: ModelSpec, manual: ManualLayout, problems: list[Problem]) -> lis
         expected = f"{count} numbers, each at least 1, with a sum of {blocks}"
         problems.append(Problem(where="--stage-layers", message=message, expected=expected))
     return sizes
-
-
-def _chunks(
-    model: ModelSpec,
-    sizes: list[int],
-    path: Path,
-    plain: Strategy,
-    recompute: tuple[Recompute, int | None],
-) -> tuple[Chunk, ...]:
-    """The chunks of a cut, at the places of ``path``; embedding and head stand at the ends and are
-    never recomputed.
-    """
-    option, most = recompute
-    changed = replace(plain, recompute=option)
-    layers = model.layers
-    lead = int(isinstance(layers[0], Embedding))
-    placed, first = [], 0
-    for virtual, size in enumerate(sizes):
-        stop = first + size + (lead if virtual == 0 else 0)
-        if virtual == len(sizes) - 1:
-            stop = len(layers)
-        taken, own = 0, []
-        for layer in layers[first:stop]:
-            takes = isinstance(layer, Block) and (most is None or taken < most)
-            taken += takes
-            own.append(changed if takes else plain)
-        spans = []
-        for strategy, group in groupby(own):
-            end = first + len(list(group))
-            spans.append(LayerSpan(first, end, strategy))
-            first = end
-        placed.append(Chunk(*path[virtual], tuple(spans)))
-    return tuple(placed)

@@ -18,7 +18,6 @@ from costmodel.schedules import SCHEDULES, Shape
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from planner.narrow import NARROW, Pipeline
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
-from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -452,7 +451,7 @@ class SearchSpace:
             return []
         inner = "moe_act" if self._experts else "mlp"
         sets = [("layernorm",), (inner,), ("layernorm", inner)]
-        if self.training.attention is AttentionKernel.UNFUSED:
+        if self.training.attention.stores_scores:
             core = [tuple(sorted((*modules, "core_attn"))) for modules in sets]
             sets = [("core_attn",), *core]
         return [Recompute(RecomputeKind.SELECTIVE, tuple(sorted(modules))) for modules in sets]

@@ -24,17 +24,20 @@ class Efficiencies:
     """Dimensionless unless the name says otherwise; 1 would be the datasheet's rate.
 
     Compute: ``gemm`` for large matrices; ``gemm_half_k`` the inner size at which a GEMM reaches
-    half of it; ``stream`` of memory bandwidth; ``kernel_launch_s`` the gap that each kernel costs
-    on the device's stream; ``micro_batch_s`` and ``step_s`` host time per pass and per step.
+    half of it; ``quantised`` what fp8 and fp4 GEMMs keep of that after scaling and conversion;
+    ``stream`` of memory bandwidth; ``kernel_launch_s`` the host's time to launch one kernel, which
+    counts where a layer's kernels take less; ``micro_batch_s`` and ``step_s`` host time per pass
+    and per step.
 
     Communication: ``gpu_link`` and ``nic`` parts of the link rates; ``*_overlap`` the part of
     compute time behind which an axis' communication can hide (0 = none); ``overlap_slowdown``
-    the part of hidden communication that comes back as slower compute; ``straggler`` the growth
+    the part of hidden communication that comes back as slower compute; ``hand_over_s`` what
+    handing a micro-batch to the next stage costs beside the transfer; ``straggler`` the growth
     of the step per doubling of the number of nodes (jitter).
 
     Memory: ``context_bytes`` outside the allocator (CUDA context, libraries);
     ``communicator_bytes`` for each process group that a rank takes part in; ``reserve`` the
-    allocator's overhead as a part of what is allocated.
+    allocator's overhead as a part of what comes and goes (all but states).
 
     Uncertainty: ``step_time_90`` are the 5 % and 95 % quantiles of measurement / estimate;
     ``memory_sigma`` is the standard deviation of the logarithm of that ratio for memory.
@@ -42,6 +45,7 @@ class Efficiencies:
 
     gemm: float
     gemm_half_k: float
+    quantised: float
     attention: dict[str, KernelEfficiency] = field(hash=False)
     stream: float
     kernel_launch_s: float
@@ -54,6 +58,7 @@ class Efficiencies:
     ep_overlap: float
     dp_overlap: float
     p2p_overlap: float
+    hand_over_s: float
     overlap_slowdown: float
     straggler: float
     moe_imbalance: float

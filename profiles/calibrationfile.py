@@ -30,10 +30,12 @@ class KernelFile(FileSchema):
 class AttentionKernelsFile(FileSchema):
     """Efficiencies by attention kernel."""
 
+    flash1: KernelFile
     flash2: KernelFile
     flash3: KernelFile
     fused: KernelFile
     unfused: KernelFile
+    eager: KernelFile
 
 
 class EfficienciesFile(FileSchema):
@@ -41,6 +43,7 @@ class EfficienciesFile(FileSchema):
 
     gemm: Rate = Field(description="Large GEMMs, part of the sustained rate.")
     gemm_half_k: float = Field(ge=0, le=100_000, description="Inner size at half of gemm.")
+    quantised: Rate = Field(description="What fp8 and fp4 GEMMs keep of gemm.")
     attention: AttentionKernelsFile
     stream: Rate = Field(description="Part of memory bandwidth.")
     kernel_launch_us: float = Field(ge=0, le=10_000)
@@ -53,18 +56,32 @@ class EfficienciesFile(FileSchema):
     ep_overlap: Part
     dp_overlap: Part
     p2p_overlap: Part
+    hand_over_us: float = Field(ge=0, le=1_000_000, description="Cost of a hand-over itself.")
     overlap_slowdown: Part
     straggler: Part = Field(description="Growth of the step per doubling of the nodes.")
     moe_imbalance: float = Field(ge=1, le=100, description="Busiest rank against the mean.")
     context_gib: float = Field(ge=0, le=100)
     communicator_mib: float = Field(ge=0, le=100_000)
-    reserve: Part = Field(description="Allocator's overhead as a part of what is allocated.")
+    reserve: Part = Field(description="Allocator's overhead as a part of all but states.")
     step_time_90: list[Annotated[float, Field(gt=0.01, le=100)]] = Field(
         min_length=2,
         max_length=2,
         description="5 % and 95 % quantiles of measured / estimated step time.",
     )
     memory_sigma: Sigma
+
+
+StackName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w ./()+-]*$", max_length=100)]
+
+
+class FitFile(FileSchema):
+    """What a fit says of itself. Errors are of step times, in sample."""
+
+    prior: str = Field(description="The calibration that it stays near without evidence.")
+    num_runs: int = Field(ge=1)
+    median_error: float = Field(ge=0)
+    p90_error: float = Field(ge=0)
+    undetermined: list[str] = Field(description="What the runs do not tell: kept as in the prior.")
 
 
 class CalibrationFile(FileSchema):
@@ -75,8 +92,9 @@ class CalibrationFile(FileSchema):
     name: Name
     knowledge: Literal["datasheet", "calibrated", "measured"]
     device: Name = Field(description="Name of the device, or any.")
-    stack: Name = Field(description="Name of the software stack, or any.")
+    stack: StackName = Field(description="Name of the software stack with its release, or any.")
     source: str = Field(min_length=1, description="Where the numbers come from, with the date.")
+    fit: FitFile | None = Field(None, description="How it was fitted, if it was.")
     efficiencies: EfficienciesFile
 
 
@@ -88,6 +106,7 @@ def calibration_of(document: Document) -> Calibration:
         exclude={
             "attention",
             "kernel_launch_us",
+            "hand_over_us",
             "micro_batch_ms",
             "step_ms",
             "context_gib",
@@ -102,6 +121,7 @@ def calibration_of(document: Document) -> Calibration:
             for kernel, parts in given.attention.model_dump().items()
         },
         kernel_launch_s=given.kernel_launch_us * 1e-6,
+        hand_over_s=given.hand_over_us * 1e-6,
         micro_batch_s=given.micro_batch_ms * 1e-3,
         step_s=given.step_ms * 1e-3,
         context_bytes=round(given.context_gib * GIB),

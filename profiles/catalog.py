@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from profiles import huggingface, shelf, yamlfile
 from profiles.calibrationfile import calibration_of
+from profiles.calibrations import nearest_calibration
 from profiles.clusterfile import cluster_of
 from profiles.errors import InputError, Problem
 from profiles.fileschema import validate
@@ -93,38 +94,7 @@ def load_calibration(
         if calibration.device in ("any", device):
             return calibration, None
         return calibration, f"{calibration.name} was made on {calibration.device}, not on {device}"
-    known = _calibrations()
-    asked = (stack or "any").casefold()
-    name = next(
-        (n for (on, of), n in known.items() if (on, of.casefold()) == (device, asked)), None
-    )
-    if name is not None:
-        return calibration_of(yamlfile.read(shelf.DATA / "calibrations" / f"{name}.yaml")), None
-    datasheet = calibration_of(yamlfile.read(shelf.DATA / "calibrations" / "datasheet.yaml"))
-    return datasheet, _fallback_note(device, stack, sorted(known))
-
-
-def _fallback_note(device: str, stack: str | None, known: list[tuple[str, str]]) -> str:
-    """Why the datasheet's efficiencies are used, and which stacks are calibrated."""
-    asked = f"the stack {stack} on {device}" if stack else device
-    stacks = [of for on, of in known if on == device]
-    others = [f"{of} on {on}" for on, of in known if on != "any"]
-    text = f"no calibration of {asked}: default efficiencies are used"
-    if stacks:
-        return f"{text}; calibrated on {device}: {', '.join(stacks)}"
-    return f"{text}; calibrated are: {', '.join(others) or 'none'}"
-
-
-def _calibrations() -> dict[tuple[str, str], str]:
-    """The names of the calibrations by device and stack, from a scan of their text."""
-    found = {}
-    for name in shelf.names("calibrations"):
-        text = (shelf.DATA / "calibrations" / f"{name}.yaml").read_text(encoding="utf-8")
-        device = re.search(r"^device: (\S+)$", text, re.MULTILINE)
-        stack = re.search(r"^stack: (\S+)$", text, re.MULTILINE)
-        if device and stack and device[1] != "any":
-            found[device[1], stack[1]] = name
-    return found
+    return nearest_calibration(device, stack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ class ClusterSpec:
         return min(
             self.devices,
             key=lambda d: (
-                max(rate for key, rate in d.peak_flop_per_s.items() if "fp8" not in key)
+                max(rate for key, rate in d.peak_flop_per_s.items() if key not in ("fp8", "fp4"))
                 * d.sustained
             ),
         )

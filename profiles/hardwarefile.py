@@ -40,6 +40,7 @@ class PeakTflopsFile(FileSchema):
     fp16: Tflops = None
     fp32: Tflops = None
     fp8: Tflops = None
+    fp4: Tflops = None
 
     @model_validator(mode="after")
     def _has_a_common_rate(self) -> Self:

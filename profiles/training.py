@@ -26,13 +26,16 @@ DEFAULT_SEQ_LEN = 4096
 class Precision(StrEnum):
     """Precision of the matrix multiplications and of the weights that they read.
 
-    ``fp8-tensorwise``: block GEMMs in fp8 with a scale per tensor, everything else in bf16.
+    ``fp8-tensorwise``: block GEMMs in fp8 with a scale per tensor, everything else in bf16;
+    ``fp8-blockwise``: a scale per row or block (MXFP8); ``nvfp4``: four bits and such scales.
     """
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
     FP8_TENSORWISE = "fp8-tensorwise"
+    FP8_BLOCKWISE = "fp8-blockwise"
+    NVFP4 = "nvfp4"
 
     @property
     def bytes(self) -> int:
@@ -42,12 +45,19 @@ class Precision(StrEnum):
     @property
     def gemm(self) -> str:
         """Key of the device's peak rate for the GEMMs of a block."""
-        return "fp8" if self is Precision.FP8_TENSORWISE else self.value
+        if self is Precision.NVFP4:
+            return "fp4"
+        return "fp8" if self.is_quantised else self.value
 
     @property
     def other(self) -> str:
         """Key of the device's peak rate for attention and for the head."""
-        return "bf16" if self is Precision.FP8_TENSORWISE else self.value
+        return "bf16" if self.is_quantised else self.value
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the operands of block GEMMs are converted to fewer bits first."""
+        return self in (Precision.FP8_TENSORWISE, Precision.FP8_BLOCKWISE, Precision.NVFP4)
 
 
 class GradDtype(StrEnum):
@@ -64,12 +74,21 @@ class GradDtype(StrEnum):
 
 
 class AttentionKernel(StrEnum):
-    """Attention kernel: ``fused`` is the vendor's (cuDNN), ``unfused`` stores the scores."""
+    """Attention kernel: ``fused`` is the vendor's (cuDNN); ``unfused`` stores the scores, with
+    scale, mask and softmax in one kernel; ``eager`` stores them too, in PyTorch's own operators.
+    """
 
+    FLASH1 = "flash1"
     FLASH2 = "flash2"
     FLASH3 = "flash3"
     FUSED = "fused"
     UNFUSED = "unfused"
+    EAGER = "eager"
+
+    @property
+    def stores_scores(self) -> bool:
+        """Whether the s x s scores go to memory."""
+        return self in (AttentionKernel.UNFUSED, AttentionKernel.EAGER)
 
 
 class Optimizer(StrEnum):
@@ -105,8 +124,9 @@ class TrainingSpec:
     """One training run. ``global_batch`` in sequences a step, ``seq_len`` in tokens.
 
     ``micro_batch`` None lets the search choose. ``fused_kernels``: norm, activation, rotary
-    embedding and softmax each as one kernel (as in Megatron-LM, Transformer Engine or compiled
-    PyTorch); without, each reads and writes memory several times and saves more.
+    embedding each as one kernel (as in Megatron-LM, Transformer Engine or compiled PyTorch);
+    without, each reads and writes memory several times and saves more. ``fused_norms`` says so of
+    the norms alone (None: as ``fused_kernels``).
     """
 
     global_batch: int
@@ -117,6 +137,12 @@ class TrainingSpec:
     grad_dtype: GradDtype = GradDtype.FP32
     attention: AttentionKernel = AttentionKernel.FLASH2
     fused_kernels: bool = True
+    fused_norms: bool | None = None
+
+    @property
+    def norms_are_fused(self) -> bool:
+        """Whether each norm is one kernel."""
+        return self.fused_kernels if self.fused_norms is None else self.fused_norms
 
     @property
     def tokens(self) -> int:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from reports.accuracy import accuracy_answer, accuracy_report, calibration_report
     from reports.answers import (
         catalog_answer,
         estimate_answer,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from reports.trace import trace_answer
 
 __all__ = [
+    "accuracy_answer",
+    "accuracy_report",
+    "calibration_report",
     "catalog_answer",
     "catalog_report",
     "discard_stdout",
@@ -56,6 +60,9 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "accuracy_answer": "accuracy",
+    "accuracy_report": "accuracy",
+    "calibration_report": "accuracy",
     "catalog_answer": "answers",
     "discard_stdout": "terminal",
     "estimate_answer": "answers",

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from profiles.catalog import CatalogEntry
 
-__all__ = ["catalog_table", "facts_table", "memory_table", "split_table", "stage_table"]
+__all__ = [
+    "catalog_table",
+    "facts_table",
+    "memory_table",
+    "plain_table",
+    "split_table",
+    "stage_table",
+]
 
 
 def stage_table(plan: Plan) -> Table:
     """One line a stage: who, what, how long, how full."""
-    table = _table("Layout")
+    table = plain_table("Layout")
     table.add_column("stage", justify="right")
     table.add_column("ranks", overflow="fold")
     table.add_column("layers", overflow="fold")
@@ -46,7 +53,7 @@ def stage_table(plan: Plan) -> Table:
 
 def split_table(plan: Plan) -> Table:
     """Seconds of the busiest stage's step by cause, nothing that takes none."""
-    table = _table("Step of the busiest stage")
+    table = plain_table("Step of the busiest stage")
     table.add_column("cause")
     table.add_column("s", justify="right")
     table.add_column("%", justify="right")
@@ -60,7 +67,7 @@ def split_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """GiB at the peak of each stage by kind."""
-    table = _table("Memory at the peak of a steady step (from the second on), GiB")
+    table = plain_table("Memory at the peak of a steady step (from the second on), GiB")
     table.add_column("stage", justify="right")
     for kind in KINDS.values():
         table.add_column(kind, justify="right")
@@ -77,7 +84,7 @@ def memory_table(plan: Plan) -> Table:
 
 def facts_table(rows: list[tuple[str, str]]) -> Table:
     """Names and values."""
-    table = _table(None)
+    table = plain_table(None)
     table.show_header = False
     table.add_column("fact", no_wrap=True)
     table.add_column("value", overflow="fold")
@@ -88,7 +95,7 @@ def facts_table(rows: list[tuple[str, str]]) -> Table:
 
 def catalog_table(entries: list[CatalogEntry]) -> Table:
     """One line an entry, with the columns of its shelf."""
-    table = _table(None)
+    table = plain_table(None)
     table.add_column("name", no_wrap=True)
     for column in entries[0].facts:
         numeric = any(not isinstance(entry.facts[column], str) for entry in entries)
@@ -100,7 +107,8 @@ def catalog_table(entries: list[CatalogEntry]) -> Table:
     return table
 
 
-def _table(title: str | None) -> Table:
+def plain_table(title: str | None) -> Table:
+    """A table in the one style of all answers."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )

@@ -67,7 +67,14 @@ def smallest_report(smallest: Smallest) -> Report:
 
 def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:
     """What one layout costs."""
-    report: Report = [_headline(plan), *_advice(plan), "", stage_table(plan), split_table(plan)]
+    report: Report = [
+        _headline(plan),
+        *_advice(plan),
+        "",
+        stage_table(plan),
+        _three_totals(plan),
+        split_table(plan),
+    ]
     return [*report, *_assumptions(plan)] if assumptions else report
 
 
@@ -91,6 +98,7 @@ def explain_report(explanation: Explanation) -> Report:
         "",
         split_table(plan),
         memory_table(plan),
+        _three_totals(plan),
         _title("What binds"),
         *binding,
         *_schedule(explanation.schedule),
@@ -122,6 +130,15 @@ def facts_report(facts: dict[str, Any]) -> Report:
 def catalog_report(entries: list[CatalogEntry]) -> Report:
     """The entries of a shelf, one a line."""
     return [catalog_table(entries)]
+
+
+def _three_totals(plan: Plan) -> str:
+    """What tensors take, what the allocator takes, and what the device shows as used."""
+    own = plan.estimate
+    return (
+        f"Fullest stage: {gib(own.allocated_bytes)} allocated, {gib(own.reserved_bytes)} reserved, "
+        f"{gib(own.peak_mem_bytes)} on the device\n"
+    )
 
 
 def _headline(plan: Plan) -> Text:

@@ -219,7 +219,7 @@ def test_a_block_of_experts_counts_as_in_torch_under_equal_routing():
     assert ours(block(GROUPED, EXPERTS), FLASH) == theirs(module, (BATCH, SEQ, HIDDEN))
 
 
-@pytest.mark.parametrize("kernel", [k for k in AttentionKernel if k is not AttentionKernel.UNFUSED])
+@pytest.mark.parametrize("kernel", [k for k in AttentionKernel if not k.stores_scores])
 @pytest.mark.parametrize("attention", [PLAIN, GROUPED, LATENT], ids=["plain", "grouped", "latent"])
 def test_every_fused_kernel_counts_by_the_formulas_that_torch_registers(attention, kernel):
     """By formula, since the meta kernel wants equal head sizes of keys and values."""

@@ -112,7 +112,7 @@ def test_slower_links_between_nodes_move_fewer_bytes_between_them():
     nic = load_cluster("16x8xh100-80g").groups[0].node.nic_bytes_per_s
     context = context_of(
         "llama3-70b",
-        with_nodes("16x8xh100-80g", nic_bytes_per_s=nic / 10),
+        with_nodes("16x8xh100-80g", nic_bytes_per_s=nic / 30),
         global_batch=1024,
         seq_len=8192,
     )

@@ -133,7 +133,7 @@ def test_a_fabric_of_two_levels(tmp_path):
             INLINE.replace("bf16: 165", "fp31: 165"),
             (
                 "file.yaml:16:19: unknown key devices.card.peak_tflops.fp31; "
-                "expected one of bf16, fp16, fp32, fp8 (did you mean fp32 or "
+                "expected one of bf16, fp16, fp32, fp4, fp8 (did you mean fp32 or "
             ),
         ),
         (

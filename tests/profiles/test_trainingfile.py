@@ -95,8 +95,8 @@ def test_without_a_file_the_missing_sizes_are_asked_for_as_flags():
         (
             "precision: yes",
             (
-                "file.yaml:5:12: precision is 'yes'; expected bf16, fp16, fp32 or fp8-tensorwise "
-                "(YAML reads yes as true: quote it)"
+                "file.yaml:5:12: precision is 'yes'; expected bf16, fp16, fp32, fp8-tensorwise, "
+                "fp8-blockwise or nvfp4 (YAML reads yes as true: quote it)"
             ),
         ),
         (

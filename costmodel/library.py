@@ -1,0 +1,263 @@
+"""Calibrations of many stacks from one set of measured runs, with what is known of each other.
+
+A run's stack on its device is a leaf; above it stand the family of its releases on the device
+(``Megatron-Bridge`` above ``Megatron-Bridge 26.04``), all stacks of the device, and at the root
+the datasheet. Every fit takes its parent as prior, so a leaf of few runs stays near its family.
+
+Cross-validation divides the runs into folds that keep a source's model and device together and
+predicts each fold by fits of all the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from costmodel.context import Memo
+from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_measured, log_steps, refit
+from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
+from profiles.calibrations import ANY, stack_family
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from costmodel.replay import Replay
+    from profiles.calibration import Calibration
+
+__all__ = ["Leaf", "Library", "held_out", "leaf_of"]
+
+FOLDS: Final = 10
+MOST_RUNS: Final = 160  # of one fit: more of the same say little more
+MOST_OF_A_DEVICE: Final = 120  # in the fit of all its stacks
+LEAF_TIGHTNESS: Final = 0.6  # releases of one family differ less than families
+FAMILY_TIGHTNESS: Final = 0.8
+PARENT_WEIGHT: Final = 12.0  # runs that the parent's residuals stand for in an interval
+QUANTILES: Final = (0.03, 0.97)  # models that were not seen differ more than folds do
+
+
+class Leaf(NamedTuple):
+    """A device and a software stack; ``stack`` "any" for all of the device's."""
+
+    device: str
+    stack: str
+
+
+def leaf_of(each: Replay) -> Leaf:
+    """The leaf that a run belongs to."""
+    return Leaf(each.device, each.run.release)
+
+
+def parents(leaf: Leaf) -> tuple[Leaf, ...]:
+    """What stands above a leaf, nearest first."""
+    if leaf.stack == ANY:
+        return ()
+    everything = Leaf(leaf.device, ANY)
+    if leaf.stack.endswith(f" {ANY}"):
+        return (everything,)
+    return Leaf(leaf.device, stack_family(leaf.stack)), everything
+
+
+def held_out(each: Replay) -> int:
+    """The fold of a run: one for each source's model on a device."""
+    run = each.run
+    return zlib.crc32(f"{run.file}|{run.model}|{run.gpu}".encode()) % FOLDS
+
+
+@dataclass(slots=True)
+class _Node:
+    """A leaf or a parent with its runs, its fit, and its fits without each fold."""
+
+    replays: list[Replay]
+    fit: Fit
+    by_fold: dict[int, Calibration] = field(default_factory=dict)
+    residuals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+
+class Library:
+    """Calibrations by leaf, fitted to runs."""
+
+    def __init__(
+        self,
+        replays: Sequence[Replay],
+        datasheet: Calibration,
+        *,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """Fit everything, root first."""
+        self.datasheet = datasheet
+        self.nodes: dict[Leaf, _Node] = {}
+        self.memory: dict[tuple[Leaf, int | None], tuple[float, float]] = {}
+        groups: dict[Leaf, list[Replay]] = defaultdict(list)
+        for each in replays:
+            if each.run.step_time_s is None:
+                continue
+            leaf = leaf_of(each)
+            for place in (leaf, *parents(leaf)):
+                groups[place].append(each)
+        for place in sorted(groups, key=lambda place: (_depth(place), place)):
+            if len(groups[place]) >= LEAST_RUNS and not self._same_as_parent(place, groups):
+                if on_progress is not None:
+                    on_progress(f"{place.stack} on {place.device}: {len(groups[place])} runs")
+                self.nodes[place] = self._node(place, groups[place])
+
+        self._remember(replays)
+
+    def _remember(self, replays: Sequence[Replay]) -> None:
+        """Fit the memory of every leaf, with all runs and without each fold."""
+        found: dict[Leaf, list[tuple[int, Evidence]]] = defaultdict(list)
+        memo = Memo()
+        for each in replays:
+            evidence = Evidence.of(each, self.datasheet, memo)
+            if evidence is not None:
+                found[leaf_of(each)].append((held_out(each), evidence))
+        for leaf, own in found.items():
+            for fold in (None, *sorted({fold for fold, _ in own})):
+                seen = [evidence for of, evidence in own if of != fold]
+                if len(seen) >= LEAST_EVIDENCE:
+                    self.memory[leaf, fold] = fit_memory(seen)
+
+    def _same_as_parent(self, place: Leaf, groups: dict[Leaf, list[Replay]]) -> bool:
+        """Whether a family or a device consists of one leaf only, which then stands for it."""
+        children = [leaf for leaf in groups if place in parents(leaf)]
+        return bool(children) and any(len(groups[c]) == len(groups[place]) for c in children)
+
+    def above(self, place: Leaf) -> Leaf | None:
+        """The nearest parent that was fitted."""
+        return next((parent for parent in parents(place) if parent in self.nodes), None)
+
+    def _prior(self, place: Leaf, fold: int | None = None) -> Calibration:
+        above = self.above(place)
+        if above is None:
+            return self.datasheet
+        node = self.nodes[above]
+        return (
+            node.fit.calibration
+            if fold is None
+            else node.by_fold.get(fold, self._prior(above, fold))
+        )
+
+    def _node(self, place: Leaf, own: list[Replay]) -> _Node:
+        chosen = _chosen(own, alike=place.stack == ANY)
+        tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[
+            _depth(place) if self.above(place) else 0
+        ]
+        prior = self._prior(place)
+        found = fit(chosen, prior, tightness=tightness)
+        node = _Node(own, found)
+        model = found.model
+        measured = log_measured(chosen)
+        folds = np.array([held_out(each) for each in chosen])
+        for fold in sorted({held_out(each) for each in own}):
+            seen = folds != fold
+            if seen.sum() < LEAST_RUNS:
+                continue
+            before = self._prior(place, fold)
+            centre = distance(model.parameters, found.calibration, before)
+            node.by_fold[fold] = refit(model.of(seen), measured[seen], centre, tightness)
+        node.residuals = self._residuals(place, node)
+        return node
+
+    def _residuals(self, place: Leaf, node: _Node) -> NDArray[np.float64]:
+        """log(measurement / estimate) of the node's runs, each estimated without its fold."""
+        found = np.zeros(len(node.replays))
+        for fold in {held_out(each) for each in node.replays}:
+            rows = [i for i, each in enumerate(node.replays) if held_out(each) == fold]
+            calibration = node.by_fold.get(fold, self._prior(place, fold))
+            estimated = log_steps([node.replays[i] for i in rows], calibration)
+            measured = log_measured([node.replays[i] for i in rows])
+            found[rows] = measured - estimated
+        return found
+
+    def find(self, leaf: Leaf, fold: int | None = None) -> tuple[Calibration, Leaf | None]:
+        """The nearest calibration, and where it was fitted (None: the datasheet). With ``fold``
+        one that has not seen the runs of that fold.
+        """
+        calibration, place = self._find(leaf, fold)
+        memory = self.memory.get(
+            (leaf, fold), self.memory.get((leaf, None)) if fold is None else None
+        )
+        if memory is None:
+            return calibration, place
+        reserve, sigma = memory
+        own = replace(calibration.efficiencies, reserve=reserve, memory_sigma=sigma)
+        return replace(calibration, efficiencies=own), place
+
+    def _find(self, leaf: Leaf, fold: int | None) -> tuple[Calibration, Leaf | None]:
+        for place in (leaf, *parents(leaf)):
+            node = self.nodes.get(place)
+            if node is None:
+                continue
+            if fold is None or all(held_out(each) != fold for each in node.replays):
+                return self._with_interval(place, node.fit.calibration, fold), place
+            if fold in node.by_fold:
+                return self._with_interval(place, node.by_fold[fold], fold), place
+        return self.datasheet, None
+
+    def _with_interval(
+        self, place: Leaf, calibration: Calibration, fold: int | None
+    ) -> Calibration:
+        """The calibration with the interval that covers 90 % of runs it has not seen."""
+        residuals, weights = self._pool(place, fold)
+        low, high = (float(np.exp(_quantile(residuals, weights, q))) for q in QUANTILES)
+        interval = (min(low, 0.99), max(high, 1.01))
+        return replace(
+            calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval)
+        )
+
+    def _pool(
+        self, place: Leaf, fold: int | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Residuals of a node, and those of its parents with the weight of a few runs."""
+        found, weights = [], []
+        above: Leaf | None = place
+        while above is not None:
+            node = self.nodes[above]
+            keep = np.array([fold is None or held_out(each) != fold for each in node.replays])
+            own = node.residuals[keep]
+            if len(own):
+                total = 1.0 if above == place else PARENT_WEIGHT / len(own)
+                found.append(own)
+                weights.append(np.full(len(own), total))
+            above = self.above(above)
+        if not found:
+            return np.log(self.datasheet.efficiencies.step_time_90), np.ones(2)
+        return np.concatenate(found), np.concatenate(weights)
+
+
+def _depth(place: Leaf) -> int:
+    if place.stack == ANY:
+        return 0
+    return 1 if place.stack.endswith(f" {ANY}") else 2
+
+
+def _chosen(replays: list[Replay], *, alike: bool) -> list[Replay]:
+    """At most so many runs, from each model by the root of its number, so that one that was run
+    often counts more but does not silence the others; of a whole device from each stack alike.
+    """
+    most = MOST_OF_A_DEVICE if alike else MOST_RUNS
+    if len(replays) <= most:
+        return replays
+    groups: dict[object, list[Replay]] = defaultdict(list)
+    for each in replays:
+        groups[each.run.release if alike else each.run.model].append(each)
+    roots = sum(len(own) ** 0.5 for own in groups.values())
+    shares = {key: most / roots * len(own) ** 0.5 for key, own in groups.items()}
+    return [each for key, own in groups.items() for each in _every(own, round(shares[key]) or 1)]
+
+
+def _every(replays: list[Replay], most: int) -> list[Replay]:
+    return replays[:: -(-len(replays) // most)]
+
+
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], part: float) -> float:
+    """Weighted quantile, interpolated between the middles of the weights."""
+    order = np.argsort(values)
+    values, weights = values[order], weights[order]
+    middle = (np.cumsum(weights) - weights / 2) / weights.sum()
+    return float(np.interp(part, middle, values))

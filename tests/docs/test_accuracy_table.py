@@ -1,0 +1,23 @@
+"""The README and the error budget show the recorded figures, not older ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.accuracy import markdown  # noqa: E402 - it lies beside the tests
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [("README.md", "cross-validated"), ("docs/explanation/error-budget.md", "full")],
+)
+def test_the_page_shows_the_recorded_table(page, part):
+    recorded = json.loads((ROOT / "benchmarks" / "accuracy.json").read_text(encoding="utf-8"))
+    assert markdown(recorded[part]) in (ROOT / page).read_text(encoding="utf-8")
