@@ -325,7 +325,7 @@ def test_a_memory_starved_job_gets_the_schedule_that_holds_half():
     assert starved.candidate.degrees.schedule == "v-half"
     assert roomy.candidate.degrees.schedule != "v-half"
     without = best_of_gpt3("16x8xa100-40g", schedule="1f1b,interleaved-1f1b")
-    assert starved.estimate.step_s < 0.95 * without.estimate.step_s
+    assert starved.estimate.step_s < 0.97 * without.estimate.step_s
     recomputed = {strategy.recompute.kind for strategy in without.layout.strategies}
     assert recomputed != {RecomputeKind.NONE}
 
