@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from costmodel.layers import LayerCost
     from planner.space import Candidate, Degrees
 
-__all__ = ["CandidateBounds", "num_waves"]
+__all__ = ["CandidateBounds", "Relaxed", "num_waves"]
 
 NANO = 10**9
 INFINITE = float("inf")
@@ -48,6 +48,15 @@ def num_waves(degrees: Degrees) -> int:
     pipeline fills and drains in one of them.
     """
     return degrees.chunks * SCHEDULES[degrees.schedule].fill_speed
+
+
+class Relaxed(NamedTuple):
+    """What no layout of a candidate can beat, and the closed form of its step for cuts as
+    fortunate as can be: what it may be expected to take at least.
+    """
+
+    bound_s: float
+    expected_s: float
 
 
 class _Compute(NamedTuple):
@@ -84,7 +93,7 @@ class CandidateBounds:
         self._runs: dict[object, tuple[float, Callable[[int], float]]] = {}
         self._flights: dict[object, tuple[float, ...]] = {}
 
-    def of_degrees_s(self, degrees: Degrees) -> float:
+    def of_degrees(self, degrees: Degrees) -> Relaxed:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
         key = self._shape(degrees)
         if key not in self._compute:
@@ -95,7 +104,7 @@ class CandidateBounds:
             self._compute[key] = _Compute(total, max(times), part)
         own = self._compute[key]
         blocks = None if self.main is None else self._block_times(degrees)
-        return self._step_s(degrees, own, blocks)
+        return self._step(degrees, own, blocks)
 
     def _block_times(self, degrees: Degrees, option: _Option | None = None) -> BlockTimes:
         """Least times of the blocks, of those alike without recomputation unless ``option`` is
@@ -138,12 +147,12 @@ class CandidateBounds:
         part = min(cost.forward.total_s * NANO / own[c] for c, cost in costs.items())
         return part, _least_run([own[c] for c in self.block_chain], free=free)
 
-    def of_memory_s(self, degrees: Degrees, candidates: list[Candidate]) -> float | None:
+    def of_memory(self, degrees: Degrees, candidates: list[Candidate]) -> Relaxed | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
         ZeRO's traffic: none of them is faster. None if none of them fits.
         """
         if self.main is None:
-            return self.of_degrees_s(degrees)
+            return self.of_degrees(degrees)
         main = self.main
         leanest = min(candidates, key=lambda each: self._resident(each, main))
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
@@ -151,15 +160,14 @@ class CandidateBounds:
         sums = self._relaxed_ns(lean, self._options(lean), INFINITE)
         if sums is None:
             return None
-        return self._step_s(degrees, _Compute(sums, 0.0, 0.0), None)
+        return self._step(degrees, _Compute(sums, 0.0, 0.0), None)
 
-    def of_candidate_s(self, candidate: Candidate, worth_s: float) -> tuple[float, float] | None:
-        """With the memory limit, ZeRO's traffic, hand-over and host time: the bound, and the closed
-        form of the step with as fortunate cuts; None if even so nothing fits, or nothing that is
-        faster than ``worth_s``.
+    def of_candidate(self, candidate: Candidate, worth_s: float) -> Relaxed | None:
+        """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
+        fits, or nothing that is faster than ``worth_s``.
         """
         if self.main is None:
-            return self.of_degrees_s(candidate.degrees), 0.0
+            return self.of_degrees(candidate.degrees)
         options, once_s = self._with_states(candidate, self._options(candidate))
         sums = self._relaxed_ns(candidate, options, worth_s)
         if sums is None:
@@ -171,10 +179,7 @@ class CandidateBounds:
             blocks = blocks._replace(once=once_s * NANO)
         plain = self._compute[self._shape(degrees)]
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        least = self._step_s(degrees, _Compute(sums, plain.greatest, part), blocks)
-        microbatches, ranks = candidate.microbatches(self.context.training), candidate.num_ranks
-        filled = (microbatches + (degrees.pp - 1) / num_waves(degrees)) / degrees.pp
-        return least, max(least, self.context.whole_step_s(filled * sums / NANO, ranks))
+        return self._step(degrees, _Compute(sums, plain.greatest, part), blocks)
 
     def crowding(self, candidate: Candidate) -> float:
         """Memory of all blocks under the leanest recomputation over what all stages have for
@@ -249,7 +254,7 @@ class CandidateBounds:
         )
         return host + sum(sends)
 
-    def _step_s(self, degrees: Degrees, own: _Compute, blocks: BlockTimes | None) -> float:
+    def _step(self, degrees: Degrees, own: _Compute, blocks: BlockTimes | None) -> Relaxed:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
         bound = PipelineBound(
             degrees.schedule, degrees.pp, degrees.chunks, microbatches, own.forward_part
@@ -257,8 +262,12 @@ class CandidateBounds:
         least = bound.least(own.sums, own.greatest)
         if blocks is not None:
             least = max(least, bound.whole_blocks(len(self.block_chain), blocks))
+        filled = (microbatches + (degrees.pp - 1) / num_waves(degrees)) / degrees.pp * own.sums
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
-        return self.context.whole_step_s(least / NANO, ranks)
+        return Relaxed(
+            self.context.whole_step_s(least / NANO, ranks),
+            self.context.whole_step_s(max(least, filled) / NANO, ranks),
+        )
 
     def _shape(self, degrees: Degrees) -> tuple[object, ...]:
         """What decides the compute of one layer on one rank."""

@@ -1,14 +1,15 @@
-"""The outer loop: bound every candidate, visit the best bound first, solve, simulate, stop.
+"""The outer loop: bound every candidate, visit the most promising first, solve, simulate, stop.
 
-1. Every legal combination of degrees gets a lower bound from its compute alone.
-2. The best one is opened into candidates (ZeRO, shard groups, rank order, recomputation), each
-   with a sharper bound and a first check of memory.
-3. The best candidate is solved: strategies by counts, cuts by dynamic programming, under the
-   memory limit and under the best step time so far. The undominated cuts are simulated exactly.
-4. When the next bound is no better than the worst plan that is still wanted, nothing that was not
-   visited can be better.
-5. Candidates that were solved but whose bound lies below the best plan are enumerated in full if
-   they have at most 100,000 layouts together: then the plan is proven.
+1. Every legal combination of degrees gets a lower bound from its compute alone, and the closed form
+   of its step, which is no bound but close to what the simulation will say.
+2. The most promising one by the closed form is opened into candidates (ZeRO, shard groups, rank
+   order, recomputation), each with sharper figures and a first check of memory.
+3. The most promising candidate is solved: strategies by counts, cuts by dynamic programming, under
+   the memory limit and under the best step time so far. The undominated cuts are simulated exactly.
+4. When the next closed form is longer than the worst plan that is still wanted, by a margin, the
+   search ends. What was not visited and what was not simulated keeps its bound, which counts.
+5. Where few layouts have a bound below the best plan, at most 100,000 together, all of them are
+   enumerated: then the plan is proven.
 
 The bounds are relaxations, so ``bound_s`` holds for the whole space: no layout of it is faster.
 """
@@ -19,7 +20,7 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from costmodel.context import CostContext
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
+    from planner.bounds import Relaxed
     from planner.cuts import StageSolver
     from planner.problem import SearchProblem, Solution
 
@@ -45,8 +47,10 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
     "dp": LayerwiseStages,
 }
+Node: TypeAlias = "Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
+FEW_NODES = 500  # of those not worth a visit, so many are opened for the proof
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
 EXHAUSTED_LAYOUTS = 100_000
 SLACKS = (1.02, 1.08, 1.25, float("inf"))
@@ -116,7 +120,7 @@ def search(
     run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver])
     run.bound_all()
     complete = True
-    while run.heap and run.heap[0][0] < run.worth_s:
+    while run.promising:
         if should_stop():
             complete = False
             break
@@ -138,9 +142,9 @@ class _Run:
     wanted: int
     solver: Callable[[SearchProblem], StageSolver]
     bounds: CandidateBounds = field(init=False)
-    heap: list[tuple[float, int, Degrees | list[Candidate] | Candidate, float]] = field(
-        default_factory=list
-    )
+    heap: list[tuple[float, int, float, Node]] = field(default_factory=list)
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # bounds of the heap's nodes
+    gone: set[int] = field(default_factory=set)  # nodes that have left the heap
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
     open: list[tuple[float, CandidateProblem]] = field(default_factory=list)
@@ -163,8 +167,15 @@ class _Run:
     @property
     def bound_s(self) -> float:
         """What no layout of the space can beat, visited or not."""
-        waiting = self.heap[0][0] if self.heap else float("inf")
+        while self.waiting and self.waiting[0][1] in self.gone:
+            heapq.heappop(self.waiting)
+        waiting = self.waiting[0][0] if self.waiting else float("inf")
         return min(waiting, self.least_open_s, self.best_s)
+
+    @property
+    def promising(self) -> bool:
+        """Whether a node is left that may hold a plan that is wanted."""
+        return bool(self.heap) and self.heap[0][0] <= self.worth_s * PROMISING
 
     @property
     def best_s(self) -> float:
@@ -174,50 +185,49 @@ class _Run:
     def bound_all(self) -> None:
         """Give every combination of degrees its bound from compute alone."""
         for degrees in self.space.degrees():
-            self.heap.append((self.bounds.of_degrees_s(degrees), next(self._order), degrees, 0.0))
+            self._push(self.bounds.of_degrees(degrees), degrees)
         self.candidates = len(self.heap)
-        heapq.heapify(self.heap)
 
     def visit(self) -> None:
-        """Sharpen, open or solve the node with the least bound."""
-        bound, _, node, expected = heapq.heappop(self.heap)
+        """Sharpen, open or solve the most promising node."""
+        _, number, bound_s, node = heapq.heappop(self.heap)
+        self.gone.add(number)
         self.visited += 1
         if isinstance(node, Candidate):
-            self._solve(node, bound, expected)
-        elif isinstance(node, Degrees):
+            self._solve(node, bound_s)
+        else:
+            self._open(node, bound_s)
+
+    def _open(self, node: Degrees | list[Candidate], bound_s: float) -> None:
+        if isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
             self.candidates += len(candidates) - 1
-            sharper = self.bounds.of_memory_s(node, candidates) if candidates else None
+            sharper = self.bounds.of_memory(node, candidates) if candidates else None
             if sharper is None:
                 self.pruned["memory"] += len(candidates)
             else:
-                self._push(max(bound, sharper), candidates)
+                self._push(sharper, candidates, bound_s)
         else:
             for candidate in node:
-                relaxed = self.bounds.of_candidate_s(candidate, self.worth_s)
+                relaxed = self.bounds.of_candidate(candidate, self.worth_s)
                 if relaxed is None:
                     self._prune_full()
                 else:
-                    self._push(max(bound, relaxed[0]), candidate, relaxed[1])
+                    self._push(relaxed, candidate, bound_s)
 
-    def _push(
-        self, bound_s: float, node: Degrees | list[Candidate] | Candidate, expected_s: float = 0.0
-    ) -> None:
-        heapq.heappush(self.heap, (bound_s, next(self._order), node, expected_s))
+    def _push(self, own: Relaxed, node: Node, bound_s: float = 0.0) -> None:
+        """Put a node on the heap; ``bound_s`` is that of the node it came from."""
+        number, bound_s = next(self._order), max(bound_s, own.bound_s)
+        heapq.heappush(self.heap, (max(bound_s, own.expected_s), number, bound_s, node))
+        heapq.heappush(self.waiting, (bound_s, number))
 
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
         self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
 
-    def _solve(self, candidate: Candidate, bound_s: float, expected_s: float) -> None:
-        """Solve one candidate, simulate its undominated cuts, keep the best. Where even the closed
-        form of its step is too long, it stays open: its bound counts in the gap.
-        """
+    def _solve(self, candidate: Candidate, bound_s: float) -> None:
+        """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
-        if expected_s > self.worth_s * PROMISING:
-            self._leave_open(bound_s, problem)
-            self.pruned["closed form"] += 1
-            return
         found = self._cuts(problem, bound_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
@@ -280,6 +290,9 @@ class _Run:
 
     def close_gap(self, should_stop: Callable[[], bool]) -> None:
         """Simulate every layout that could still beat the best plan, where they are few."""
+        self._open_rest()
+        if self.waiting and self.bound_s < min(self.least_open_s, self.best_s):
+            return
         undecided = sorted(
             (each for each in self.open if each[0] < self.best_s), key=lambda each: each[0]
         )
@@ -299,6 +312,25 @@ class _Run:
                     self._keep(finalist)
             self.open.remove((bound, problem))
             self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
+
+    def _open_rest(self) -> None:
+        """Leave candidates open that no visit was worth, where few have a bound below the best
+        plan.
+        """
+        rest = [each for each in self.heap if each[2] < self.best_s]
+        while rest and len(rest) <= FEW_NODES:
+            for _, number, bound_s, node in rest:
+                self.gone.add(number)
+                if isinstance(node, Candidate):
+                    problem = CandidateProblem(
+                        context=self.context, candidate=node, min_fit=self.min_fit
+                    )
+                    self._leave_open(bound_s, problem)
+                    self.pruned["closed form"] += 1
+                else:
+                    self._open(node, bound_s)
+            self.heap = [each for each in self.heap if each[1] not in self.gone]
+            rest = [each for each in self.heap if each[2] < self.best_s]
 
     def _finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""
@@ -323,8 +355,13 @@ class _Run:
     def result(self, *, complete: bool) -> SearchResult:
         """What was found, with the bound over everything that was not visited."""
         pruned = dict(self.pruned)
-        if self.heap:
-            pruned["bound"] = len(self.heap)
+        by_bound = sum(bound_s >= self.best_s for _, _, bound_s, _ in self.heap)
+        rest = {"bound": by_bound, "closed form": len(self.heap) - by_bound}
+        pruned = {
+            cause: count
+            for cause in sorted(pruned.keys() | rest.keys())
+            if (count := pruned.get(cause, 0) + rest.get(cause, 0))
+        }
         return SearchResult(
             finalists=tuple(self.finalists),
             bound_s=self.bound_s,
