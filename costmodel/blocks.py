@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from costmodel.operators import NO_WORK, Operator, Saved, gemm, stream_operator
+from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
 from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
-    from costmodel.operators import Shard, TensorParallelWork
-    from profiles.layers import Attention, Block, FeedForward, LatentAttention
+    from costmodel.operators import TensorParallelWork
+    from profiles.layers import Attention, Block, CrossAttention, FeedForward, LatentAttention
 
 __all__ = ["block_operators"]
 
@@ -41,6 +41,9 @@ def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
     operators = [*_norm("attention", block, shard), *_attention(block, shard, leave)]
     if not block.parallel:
         operators.append(_residual("attention", block, shard))
+    if block.attention.cross is not None:
+        operators += [*_norm("cross", block, shard), *_cross(block, block.attention.cross, shard)]
+        operators.append(_residual("cross", block, shard))
     if block.num_norms > 1:
         operators += _norm("feed_forward", block, shard)
     enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
@@ -168,12 +171,12 @@ def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operat
 def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> Operator:
     attention, training = block.attention, shard.training
     seq, element, unfused = shard.seq, shard.element, training.attention.stores_scores
-    visible = training.seq_len if unfused else _visible_keys(attention, training.seq_len)
+    visible = shard.seq_len if unfused else _visible_keys(attention, shard.seq_len)
     forward = AttentionCore(
         batch=shard.micro_batch,
         heads=heads_local,
         query_len=seq,
-        key_len=training.seq_len,
+        key_len=shard.seq_len,
         head_dim=attention.head_dim,
         value_head_dim=attention.value_head_dim,
         visible=visible,
@@ -183,7 +186,7 @@ def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> 
     key_value = kv_heads_local * (attention.head_dim + attention.value_head_dim)
     kept = heads_local * attention.head_dim + key_value
     saved = [Saved("q, k, v", shard.tokens * kept * element)]
-    scores = shard.micro_batch * heads_local * seq * training.seq_len
+    scores = shard.micro_batch * heads_local * seq * shard.seq_len
     softmax: tuple[Stream, ...] = ()
     softmax_backward: tuple[Stream, ...] = ()
     transient = 0
@@ -202,6 +205,71 @@ def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> 
         saved=tuple(saved),
         transient_bytes=transient,
     )
+
+
+def _cross(block: Block, cross: CrossAttention, shard: Shard) -> list[Operator]:
+    """Attention to another tower: its tokens give the keys and values, all of which are seen."""
+    attention, hidden, element = block.attention, block.hidden, shard.element
+    heads_local = -(-attention.heads // shard.tp)
+    kv_heads_local = -(-attention.kv_heads // shard.tp)
+    source = Shard(
+        strategy=shard.strategy,
+        training=shard.training,
+        micro_batch=shard.micro_batch,
+        own_tokens=cross.source_tokens,
+    )
+    queries = heads_local * attention.head_dim
+    key_value = kv_heads_local * (attention.head_dim + attention.value_head_dim)
+    context = heads_local * attention.value_head_dim
+    core = AttentionCore(
+        batch=shard.micro_batch,
+        heads=heads_local,
+        query_len=shard.seq,
+        key_len=cross.source_tokens,
+        head_dim=attention.head_dim,
+        value_head_dim=attention.value_head_dim,
+        visible=cross.source_tokens,
+        kernel=shard.training.attention,
+    )
+    saved = [Saved("cross q, k, v", (shard.tokens * queries + source.tokens * key_value) * element)]
+    scores = shard.micro_batch * heads_local * shard.seq * cross.source_tokens
+    softmax: tuple[Stream, ...] = ()
+    softmax_backward: tuple[Stream, ...] = ()
+    if shard.training.attention.stores_scores:
+        saved += _scores(scores, element, dropout=block.dropout)
+        softmax, softmax_backward = _softmax(scores, element, block, shard)
+    exchange = _key_value_exchange(key_value, source)
+    return [
+        gemm(
+            "cross_q_proj",
+            (shard.tokens, queries, hidden),
+            saved=(_normalised("cross_q_proj", hidden, shard),),
+            enter=shard.enter_tp(hidden),
+        ),
+        gemm(
+            "cross_kv_proj",
+            (source.tokens, key_value, cross.source_hidden),
+            enter=source.enter_tp(cross.source_hidden),
+        ),
+        Operator(
+            name="cross_attn",
+            module="core_attn",
+            forward=(core, *softmax, *exchange),
+            backward_input=(
+                replace(core, backward=True),
+                *softmax_backward,
+                *exchange,
+                *exchange,
+            ),
+            saved=tuple(saved),
+        ),
+        gemm(
+            "cross_o_proj",
+            (shard.tokens, hidden, context),
+            saved=(Saved("cross context", shard.tokens * context * element),),
+            leave=shard.leave_tp(hidden),
+        ),
+    ]
 
 
 def _visible_keys(attention: Attention, seq_len: int) -> float:

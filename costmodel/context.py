@@ -111,7 +111,9 @@ class CostContext:
 
     def _in_force(self, layer: Layer) -> Layer:
         """The layer as it acts on sequences of the training: a window that spans them is none."""
-        if not isinstance(layer, Block) or (layer.attention.window or 0) < self.training.seq_len:
+        if not isinstance(layer, Block):
+            return layer
+        if (layer.attention.window or 0) < (layer.tokens or self.training.seq_len):
             return layer
         return replace(layer, attention=replace(layer.attention, window=None))
 

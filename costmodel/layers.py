@@ -110,10 +110,16 @@ def layer_operators(
     layer: Layer, strategy: Strategy, training: TrainingSpec, micro_batch: int
 ) -> tuple[Operator, ...]:
     """Operators of one layer in forward order, per rank and micro-batch."""
-    shard = Shard(strategy=strategy, training=training, micro_batch=micro_batch)
     if isinstance(layer, Block):
-        return block_operators(layer, shard)
+        return block_operators(layer, _shard(layer, strategy, training, micro_batch))
+    shard = Shard(strategy=strategy, training=training, micro_batch=micro_batch)
     return other_operators(layer, shard)
+
+
+def _shard(layer: Block, strategy: Strategy, training: TrainingSpec, micro_batch: int) -> Shard:
+    return Shard(
+        strategy=strategy, training=training, micro_batch=micro_batch, own_tokens=layer.tokens
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +283,10 @@ def boundary_bytes(
     """Bytes of a layer's output on one rank: what the next stage receives."""
     if isinstance(layer, CustomLayer):
         return layer.output_bytes * micro_batch
-    if isinstance(layer, Block | Embedding | Head):
+    if isinstance(layer, Block):
+        shard = _shard(layer, strategy, training, micro_batch)
+        return shard.sp_tokens * layer.hidden * training.param_bytes
+    if isinstance(layer, Embedding | Head):
         shard = Shard(strategy=strategy, training=training, micro_batch=micro_batch)
         return shard.sp_tokens * layer.hidden * training.param_bytes
     return _generic_output(layer, training, micro_batch)

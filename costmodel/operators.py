@@ -79,16 +79,24 @@ NO_WORK = TensorParallelWork()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Sizes that a strategy leaves to one rank. Tokens are ``micro_batch`` x sequence / cp."""
+    """Sizes that a strategy leaves to one rank. Tokens are ``micro_batch`` x sequence / cp.
+    ``own_tokens``: the layer's sequence, where that is not the training's.
+    """
 
     strategy: Strategy
     training: TrainingSpec
     micro_batch: int
+    own_tokens: int | None = None
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of one sequence on all ranks."""
+        return self.own_tokens or self.training.seq_len
 
     @property
     def seq(self) -> int:
         """Tokens of one sequence on this rank."""
-        return -(-self.training.seq_len // self.strategy.cp)
+        return -(-self.seq_len // self.strategy.cp)
 
     @property
     def tokens(self) -> int:

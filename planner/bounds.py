@@ -82,7 +82,7 @@ class CandidateBounds:
         self.alike = [
             c
             for c, block in blocks.items()
-            if self.main is not None and block.parameters == blocks[self.main].parameters
+            if self.main is not None and block.parameters() == blocks[self.main].parameters()
         ]
         self.num_alike = sum(self.counts[c] for c in self.alike)
         self.block_chain = [c for c in chain if c in blocks]

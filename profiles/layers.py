@@ -94,6 +94,16 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention:
+    """A second attention of a block, to another tower's output: ``source_tokens`` of a sequence,
+    each of width ``source_hidden``. Its heads are those of the self-attention.
+    """
+
+    source_hidden: int
+    source_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Self-attention: heads, key/value heads, sizes of a head, and its variants.
 
@@ -113,6 +123,7 @@ class Attention:
     latent: LatentAttention | None = None
     rope: bool = True
     sinks: bool = False  # one learned logit a head beside the keys (gpt-oss)
+    cross: CrossAttention | None = None
 
     @property
     def query_width(self) -> int:
@@ -137,6 +148,13 @@ class Attention:
         elif self.qk_norm is QKNorm.FULL:
             weights.append(Parameter("q_norm", (self.query_width,), Split.COLUMN))
             weights.append(Parameter("k_norm", (self.kv_heads * self.head_dim,), Split.KV))
+        if self.cross is not None:
+            width = self.kv_heads * (self.head_dim + self.value_head_dim)
+            weights += [
+                Parameter("cross_q_proj", (hidden, self.query_width), Split.COLUMN),
+                Parameter("cross_kv_proj", (self.cross.source_hidden, width), Split.KV),
+                Parameter("cross_o_proj", (self.context_width, hidden), Split.ROW),
+            ]
         return tuple(weights)
 
     def _qkv(self, hidden: int) -> list[Parameter]:
@@ -250,7 +268,9 @@ class ExpertFeedForward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A transformer block. ``num_norms`` is 2, 4 with norms after the sublayers too (Gemma 2),
-    1 where attention and feed-forward share one (GPT-J). ``parallel``: both read one input.
+    1 where attention and feed-forward share one (GPT-J); cross-attention adds one. ``parallel``:
+    both read one input. ``tokens``: of one sequence, where that is not the training's length (a
+    vision tower, an encoder).
     """
 
     hidden: int
@@ -260,12 +280,12 @@ class Block:
     num_norms: int = 2
     parallel: bool = False
     dropout: bool = False
+    tokens: int | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameter tensors of the block."""
-        norms = Parameter(
-            "norms", (self.num_norms * self.norm.vectors, self.hidden), Split.REPLICATED
-        )
+        count = self.num_norms + (self.attention.cross is not None)
+        norms = Parameter("norms", (count * self.norm.vectors, self.hidden), Split.REPLICATED)
         return (
             *self.attention.parameters(self.hidden),
             *self.feed_forward.parameters(self.hidden),

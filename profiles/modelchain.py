@@ -9,6 +9,7 @@ from profiles.layers import (
     Attention,
     Block,
     Conv2d,
+    CrossAttention,
     CustomLayer,
     Embedding,
     ExpertFeedForward,
@@ -101,10 +102,17 @@ def _joint_problems(
 ) -> list[tuple[Mark, Problem]]:
     """What is wrong between a layer and the one before it."""
     left, right = (_ends(before) if before is not None else None), _ends(entry)
+    if before is not None and _tokens(before) != _tokens(entry):
+        return []  # another tower begins
     if left is None or right is None or left[1] == right[0]:
         return []
     message = f"the layer takes {right[0]}, and the one before it gives {left[1]}"
     return [problem_at(document, place, message, expected="equal widths between neighbours")]
+
+
+def _tokens(entry: LayerFile) -> int | None:
+    """Tokens of one sequence in a layer, where they are its own."""
+    return entry.tokens if isinstance(entry, BlockFile | LinearFile) else None
 
 
 def _ends(entry: LayerFile) -> tuple[str, str] | None:
@@ -178,9 +186,10 @@ def _attention(file: AttentionFile, hidden: int) -> Attention:
     own_dim = latent.rope_dim + latent.nope_dim if latent else hidden // file.heads
     head_dim = file.head_dim or own_dim
     return Attention(
-        **file.model_dump(exclude={"latent", "kv_heads", "head_dim", "value_head_dim"}),
+        **file.model_dump(exclude={"latent", "cross", "kv_heads", "head_dim", "value_head_dim"}),
         kv_heads=file.kv_heads or file.heads,
         head_dim=head_dim,
         value_head_dim=file.value_head_dim or (latent.nope_dim if latent else head_dim),
         latent=latent,
+        cross=None if file.cross is None else CrossAttention(**file.cross.model_dump()),
     )

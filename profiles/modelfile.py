@@ -41,6 +41,13 @@ class LatentFile(FileSchema):
     nope_dim: Heads
 
 
+class CrossFile(FileSchema):
+    """Attention to the output of another tower, with the heads of the self-attention."""
+
+    source_hidden: Width = Field(description="Width of the other tower.")
+    source_tokens: Width = Field(description="Its tokens of one sequence.")
+
+
 class AttentionFile(FileSchema):
     """Self-attention of a block."""
 
@@ -55,6 +62,7 @@ class AttentionFile(FileSchema):
     causal: bool = True
     rope: bool = True
     latent: LatentFile | None = None
+    cross: CrossFile | None = Field(None, description="Beside self-attention, as in a decoder.")
 
 
 class DenseFile(FileSchema):
@@ -112,6 +120,7 @@ class BlockFile(FileSchema):
     num_norms: int = Field(2, ge=0, le=4)
     parallel: bool = Field(default=False, description="Both sublayers read one input.")
     dropout: bool = False
+    tokens: Width | None = Field(None, description="Of one sequence; none = the training's.")
 
 
 class HeadFile(FileSchema):
