@@ -33,12 +33,12 @@ Decorator: TypeAlias = "Callable[[Command], Command]"
 TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
 
 
-class Part(click.FloatRange):
-    """A number between 0 and 1."""
+class Between(click.FloatRange):
+    """A number between two bounds that are left out."""
 
-    def __init__(self) -> None:
-        """Both ends left out."""
-        super().__init__(0, 1, min_open=True, max_open=True)
+    def __init__(self, least: float, most: float | None = None) -> None:
+        """``most`` None: only the lower one."""
+        super().__init__(least, most, min_open=True, max_open=most is not None)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As click does it, and not "nan" either, which no bound holds back."""
@@ -52,7 +52,7 @@ TYPES: Final = {
     Kind.NUMBER: click.INT,
     Kind.COUNT: click.IntRange(min=1),
     Kind.ZERO: click.IntRange(0, 3),
-    Kind.PART: Part(),
+    Kind.PART: Between(0, 1),
 }
 
 
@@ -454,7 +454,7 @@ def schema(kind: str | None) -> None:
 @click.option("--calibration", metavar="NAME", help="One calibration for all: a name or a YAML.")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, min_open=True),
+    type=Between(0),
     help="Exit with 1 where the median error of step times is greater, as 0.1.",
 )
 @_format()
@@ -467,7 +467,6 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
     from costmodel.validation import accepted, validate  # noqa: PLC0415
     from profiles.calibrations import calibration_of_name_or_file  # noqa: PLC0415
     from profiles.runs import published_runs, read_runs  # noqa: PLC0415
-    from reports import accuracy_answer, accuracy_report  # noqa: PLC0415
 
     if flags["calibration"] and flags["calibrate_on"]:
         raise InputError(Problem(where="--calibration", message="with --calibrate-on"))
@@ -486,9 +485,9 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
         tell=lambda note: click.echo(f"note: {note}", err=True),
     )
     if flags["form"] == "json":
-        _print_json(accuracy_answer(judged, runs=shown, notes=read.notes))
+        _print_json(reports.accuracy_answer(judged, runs=shown, notes=read.notes))
     else:
-        _print(accuracy_report(judged, runs=shown))
+        _print(reports.accuracy_report(judged, runs=shown))
     ctx.exit(int(ExitCode.YES if accepted(judged, flags["tolerance"]) else ExitCode.NO))
 
 
@@ -507,13 +506,11 @@ def calibrate(
     from pathlib import Path  # noqa: PLC0415
 
     from costmodel.validation import calibrate, fit_section  # noqa: PLC0415
-    from profiles import refuse_to_overwrite, save_text  # noqa: PLC0415
     from profiles.calibrationwriter import calibration_text  # noqa: PLC0415
     from profiles.runs import read_runs  # noqa: PLC0415
-    from reports import calibration_report  # noqa: PLC0415
 
     if output != "-":
-        refuse_to_overwrite(output, force=force)
+        profiles.refuse_to_overwrite(output, force=force)
     read = read_runs(runs)
     name = "calibration" if output == "-" else Path(output).stem
     found = calibrate(read.runs, device=device, stack=stack, name=name, shown=Path(runs).name)
@@ -523,8 +520,8 @@ def calibrate(
     if output == "-":
         click.echo(text, nl=False)
     else:
-        save_text(text, output, force=force)
-        _print(calibration_report(found))
+        profiles.save_text(text, output, force=force)
+        _print(reports.calibration_report(found))
         click.echo(f"written: {output}", err=True)
 
 
