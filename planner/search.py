@@ -50,6 +50,7 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
 Node: TypeAlias = "Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
+SHARPENED = 4  # one in so many visits more, to raise the bound
 FEW_NODES = 500  # of those not worth a visit, so many are opened for the proof
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
 EXHAUSTED_LAYOUTS = 100_000
@@ -144,7 +145,7 @@ class _Run:
     bounds: CandidateBounds = field(init=False)
     heap: list[tuple[float, int, float, Node]] = field(default_factory=list)
     waiting: list[tuple[float, int]] = field(default_factory=list)  # bounds of the heap's nodes
-    gone: set[int] = field(default_factory=set)  # nodes that have left the heap
+    nodes: dict[int, Node] = field(default_factory=dict)  # those of the heap by number
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
     open: list[tuple[float, CandidateProblem]] = field(default_factory=list)
@@ -167,7 +168,7 @@ class _Run:
     @property
     def bound_s(self) -> float:
         """What no layout of the space can beat, visited or not."""
-        while self.waiting and self.waiting[0][1] in self.gone:
+        while self.waiting and self.waiting[0][1] not in self.nodes:
             heapq.heappop(self.waiting)
         waiting = self.waiting[0][0] if self.waiting else float("inf")
         return min(waiting, self.least_open_s, self.best_s)
@@ -191,7 +192,7 @@ class _Run:
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node."""
         _, number, bound_s, node = heapq.heappop(self.heap)
-        self.gone.add(number)
+        del self.nodes[number]
         self.visited += 1
         if isinstance(node, Candidate):
             self._solve(node, bound_s)
@@ -220,6 +221,7 @@ class _Run:
         number, bound_s = next(self._order), max(bound_s, own.bound_s)
         heapq.heappush(self.heap, (max(bound_s, own.expected_s), number, bound_s, node))
         heapq.heappush(self.waiting, (bound_s, number))
+        self.nodes[number] = node
 
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
@@ -290,6 +292,7 @@ class _Run:
 
     def close_gap(self, should_stop: Callable[[], bool]) -> None:
         """Simulate every layout that could still beat the best plan, where they are few."""
+        self._sharpen()
         self._open_rest()
         if self.waiting and self.bound_s < min(self.least_open_s, self.best_s):
             return
@@ -313,6 +316,21 @@ class _Run:
             self.open.remove((bound, problem))
             self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
+    def _sharpen(self) -> None:
+        """Open the nodes of the least bounds that no visit was worth, for a part of the effort so
+        far: their candidates have sharper bounds, or do not fit.
+        """
+        for _ in range(self.visited // SHARPENED):
+            if self.bound_s >= min(self.least_open_s, self.best_s):
+                break
+            bound_s, number = self.waiting[0]
+            node = self.nodes[number]
+            if isinstance(node, Candidate):
+                break
+            del self.nodes[number]
+            self._open(node, bound_s)
+        self.heap = [each for each in self.heap if each[1] in self.nodes]
+
     def _open_rest(self) -> None:
         """Leave candidates open that no visit was worth, where few have a bound below the best
         plan.
@@ -320,7 +338,7 @@ class _Run:
         rest = [each for each in self.heap if each[2] < self.best_s]
         while rest and len(rest) <= FEW_NODES:
             for _, number, bound_s, node in rest:
-                self.gone.add(number)
+                del self.nodes[number]
                 if isinstance(node, Candidate):
                     problem = CandidateProblem(
                         context=self.context, candidate=node, min_fit=self.min_fit
@@ -329,7 +347,7 @@ class _Run:
                     self.pruned["closed form"] += 1
                 else:
                     self._open(node, bound_s)
-            self.heap = [each for each in self.heap if each[1] not in self.gone]
+            self.heap = [each for each in self.heap if each[1] in self.nodes]
             rest = [each for each in self.heap if each[2] < self.best_s]
 
     def _finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
