@@ -345,7 +345,7 @@ class CandidateBounds:
         last = 0 if kind.folds else -1
         chain = self.context.chain
         for stage, c, ends in ((0, chain[0], False), (last, chain[-1], True)):
-            if c != self.main:
+            if c not in self.alike:
                 cost = self._cost(degrees, c, NO_RECOMPUTE)
                 flight, left = rooms[stage]
                 left -= cost.saved_bytes * (1 if ends and degrees.chunks > 1 else flight)

@@ -50,6 +50,7 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
 Node: TypeAlias = "Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
+EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
 SHARPENED = 4  # one in so many visits more, to raise the bound
 FEW_NODES = 500  # of those not worth a visit, so many are opened for the proof
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
@@ -146,6 +147,7 @@ class _Run:
     heap: list[tuple[float, int, float, Node]] = field(default_factory=list)
     waiting: list[tuple[float, int]] = field(default_factory=list)  # bounds of the heap's nodes
     nodes: dict[int, Node] = field(default_factory=dict)  # those of the heap by number
+    ready: list[tuple[float, int, float]] = field(default_factory=list)  # candidates of the heap
     finalists: list[Finalist] = field(default_factory=list)
     pruned: Counter[str] = field(default_factory=Counter)
     open: list[tuple[float, CandidateProblem]] = field(default_factory=list)
@@ -190,10 +192,19 @@ class _Run:
         self.candidates = len(self.heap)
 
     def visit(self) -> None:
-        """Sharpen, open or solve the most promising node."""
-        _, number, bound_s, node = heapq.heappop(self.heap)
-        del self.nodes[number]
+        """Sharpen, open or solve the most promising node; now and then the most promising
+        candidate instead, until there are as many plans as are wanted.
+        """
         self.visited += 1
+        if self.worth_s == float("inf") and self.visited % EARLY == 0 and self.ready:
+            _, number, bound_s = heapq.heappop(self.ready)
+            node = self.nodes.pop(number, None)
+            if isinstance(node, Candidate):
+                self._solve(node, bound_s)
+                return
+        _, number, bound_s, node = heapq.heappop(self.heap)
+        if self.nodes.pop(number, None) is None:
+            return  # solved early
         if isinstance(node, Candidate):
             self._solve(node, bound_s)
         else:
@@ -222,6 +233,8 @@ class _Run:
         heapq.heappush(self.heap, (max(bound_s, own.expected_s), number, bound_s, node))
         heapq.heappush(self.waiting, (bound_s, number))
         self.nodes[number] = node
+        if isinstance(node, Candidate) and self.worth_s == float("inf"):
+            heapq.heappush(self.ready, (own.expected_s, number, bound_s))
 
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
@@ -294,7 +307,7 @@ class _Run:
         """Simulate every layout that could still beat the best plan, where they are few."""
         self._sharpen()
         self._open_rest()
-        if self.waiting and self.bound_s < min(self.least_open_s, self.best_s):
+        if self.bound_s < min(self.least_open_s, self.best_s):
             return
         undecided = sorted(
             (each for each in self.open if each[0] < self.best_s), key=lambda each: each[0]
@@ -373,8 +386,9 @@ class _Run:
     def result(self, *, complete: bool) -> SearchResult:
         """What was found, with the bound over everything that was not visited."""
         pruned = dict(self.pruned)
-        by_bound = sum(bound_s >= self.best_s for _, _, bound_s, _ in self.heap)
-        rest = {"bound": by_bound, "closed form": len(self.heap) - by_bound}
+        left = [bound_s for _, number, bound_s, _ in self.heap if number in self.nodes]
+        by_bound = sum(bound_s >= self.best_s for bound_s in left)
+        rest = {"bound": by_bound, "closed form": len(left) - by_bound}
         pruned = {
             cause: count
             for cause in sorted(pruned.keys() | rest.keys())
