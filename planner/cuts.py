@@ -8,9 +8,10 @@ greatest time below the limits that the caller derives from the best layout it a
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from planner.problem import SearchProblem, Solution
+if TYPE_CHECKING:
+    from planner.problem import SearchProblem, Solution
 
 __all__ = ["StageSolver", "best_cuts"]
 
@@ -50,22 +51,24 @@ def best_cuts(
         left = stages - stage - 1
         reached: dict[int, list[State]] = {}
         for first, here in states.items():
-            most = layers - left * problem.least_layers
+            most, handover = layers - left * problem.least_layers, problem.handover(first)
+            if handover >= greatest_limit_ns:
+                continue
             stops = range(first + problem.least_layers if left else layers, most + 1)
             for stop in stops:
                 rest = least[layers] - least[stop]
                 if left and rest >= greatest_limit_ns * left:
                     continue
                 time = solver.time_ns(stage, first, stop)
-                if time is None:
-                    break
-                if time >= greatest_limit_ns:
+                if time is None or time >= greatest_limit_ns:
                     break
                 room = sum_limit_ns - rest - time
-                arrived = reached.setdefault(stop, [])
-                for total, greatest, starts in here:
-                    if total < room:
-                        arrived.append((total + time, max(greatest, time), (*starts, first)))
+                slower = max(time, handover)
+                reached.setdefault(stop, []).extend(
+                    (total + handover + time, max(greatest, slower), (*starts, first))
+                    for total, greatest, starts in here
+                    if total + handover < room
+                )
         states = {stop: _front(found) for stop, found in reached.items() if found}
     solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
@@ -81,15 +84,9 @@ def _front(states: list[State]) -> list[State]:
 
 def _solution(problem: SearchProblem, solver: StageSolver, starts: tuple[int, ...]) -> Solution:
     stops = (*starts[1:], len(problem.chain))
-    chosen: list[int] = []
-    times = []
+    strategies: list[int] = []
     for stage, (first, stop) in enumerate(zip(starts, stops, strict=True)):
-        own = solver.strategies(stage, first, stop)
-        chosen += own
-        times.append(problem.stage_time_ns(stage, first, own))
-    return Solution(
-        starts=starts,
-        strategies=tuple(chosen),
-        stage_times_ns=tuple(times),
-        objective_ns=problem.objective_ns(sum(times), max(times)),
-    )
+        strategies += solver.strategies(stage, first, stop)
+    solution = problem.cost(starts, tuple(strategies))
+    assert solution is not None, "a stage solver broke a rule of the problem"
+    return solution
