@@ -345,10 +345,22 @@ class CostContext:
         here, there = (np.concatenate(mesh.stage_ranks(each)) for each in (stage, other))
         return self.topology.groups(np.stack([here, there], axis=1))
 
-    def communicator_bytes(self, mesh: Mesh) -> int:
+    def communicator_bytes(self, *meshes: Mesh) -> int:
         """Buffers of the communication library: one set per group that a rank takes part in."""
-        sizes = (mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.expert_tp)
-        return sum(size > 1 for size in sizes) * self.own.communicator_bytes
+        groups = {
+            (axis, size)
+            for mesh in meshes
+            for axis, size in (
+                ("tp", mesh.tp),
+                ("cp", mesh.cp),
+                ("dp", mesh.dp),
+                ("pp", mesh.pp),
+                ("ep", mesh.ep),
+                ("expert_tp", mesh.expert_tp),
+            )
+            if size > 1
+        }
+        return len(groups) * self.own.communicator_bytes
 
     def beside_activations(self, resident_bytes: int) -> float:
         """States in the unit of a limit that was divided by 1 + reserve: they stay where they are,

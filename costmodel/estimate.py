@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
 from costmodel.layers import PassCost
+from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import PassTimes, hop, peak_held, simulate
 from costmodel.work import CollectiveKind
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from costmodel.context import CostContext, LayerStep
-    from costmodel.layout import LayerSpan, Layout
+    from costmodel.layout import LayerSpan, Layout, Strategy
     from profiles.layers import Layer
 
 __all__ = [
@@ -229,6 +230,9 @@ class _Stage:
         self.num_layers = sum(count for _, count in self.steps)
         self.forward = [_sum((s.forward, n) for s, n in chunk) for chunk in self.chunks]
         self.backward = [_sum((s.backward, n) for s, n in chunk) for chunk in self.chunks]
+        for chunk, (there, back) in enumerate(_resharded(context, layout, number)):
+            self.forward[chunk] += PassCost(tp_s=there)
+            self.backward[chunk] += PassCost(tp_s=back)
         self.host_s = context.own.micro_batch_s / 2
         self.weight_s = [sum(s.weight_s * n for s, n in chunk) for chunk in self.chunks]
         self.sends = _sends(context, layout, number)
@@ -267,7 +271,8 @@ class _Stage:
         if not context.model.tied or together or self.number not in (0, last):
             return 0.0
         head = next(r.layer for r in context.model.runs if isinstance(r.layer, Head))
-        size = head.vocab * head.hidden // layout.mesh.tp * context.training.grad_dtype.bytes
+        tp = layout.chunks[-1].spans[-1].strategy.tp
+        size = head.vocab * head.hidden // tp * context.training.grad_dtype.bytes
         link = context.stage_pair(layout.mesh, 0, last)
         return collective_seconds(CollectiveKind.ALL_REDUCE, size, link, context.own)
 
@@ -362,8 +367,8 @@ def _counted_steps(
         return context.layer(
             layer,
             span.strategy,
-            layout.micro_batch,
-            layout.mesh,
+            layout.micro_batch_of(span.strategy),
+            layout.mesh_of(span.strategy),
             shares_embedding=shares,
             share_gather=share_gather,
         )
@@ -376,6 +381,27 @@ def _counted_steps(
         ]
         for chunk in chunks
     ]
+
+
+def _resharded(context: CostContext, layout: Layout, stage: int) -> list[tuple[float, float]]:
+    """For each chunk of a stage the seconds of both ways in which activations and gradients
+    change hands between layers of different tp; the later layer's chunk pays.
+    """
+    if len(layout.strategies) == 1:
+        return [(0.0, 0.0)] * layout.num_chunks
+    before: dict[int, Strategy] = {}
+    for chunk in layout.chunks:
+        for span in chunk.spans:
+            before[span.stop] = span.strategy
+    found = []
+    for chunk in layout.stage_chunks(stage):
+        ways = [
+            reshard_s(context, layout, before[span.first], span.strategy)
+            for span in chunk.spans
+            if span.first in before
+        ]
+        found.append((sum(there for there, _ in ways), sum(back for _, back in ways)))
+    return found
 
 
 def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> float:
@@ -397,8 +423,10 @@ def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> flo
 
 def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[MemoryBytes]:
     peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved_bytes(stages))
-    gathered = max(context.gathered_bytes(s, layout.micro_batch) for s in layout.strategies)
-    outside = context.own.context_bytes + context.communicator_bytes(layout.mesh)
+    gathered = max(context.gathered_bytes(s, layout.micro_batch_of(s)) for s in layout.strategies)
+    outside = context.own.context_bytes + context.communicator_bytes(
+        *(layout.mesh_of(s) for s in layout.strategies)
+    )
     schedule = SCHEDULES[layout.schedule]
     found = []
     for stage, activations in zip(stages, peaks, strict=True):

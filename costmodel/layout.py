@@ -7,7 +7,7 @@ which strategies, a *mesh* how ranks are numbered. A layout is all of these, wit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +29,7 @@ __all__ = [
     "RecomputeKind",
     "Strategy",
     "describe_ranks",
+    "mixing_problems",
 ]
 
 
@@ -292,6 +293,18 @@ class Layout:
         """The chunks of a stage in chunk order."""
         return tuple(chunk for chunk in self.chunks if chunk.stage == stage)
 
+    def mesh_of(self, strategy: Strategy) -> Mesh:
+        """The mesh as a layer of ``strategy`` divides it: the same ranks of each stage under its
+        own tp and dp.
+        """
+        if (strategy.tp, strategy.dp) == (self.mesh.tp, self.mesh.dp):
+            return self.mesh
+        return replace(self.mesh, tp=strategy.tp, dp=strategy.dp)
+
+    def micro_batch_of(self, strategy: Strategy) -> int:
+        """Sequences of one micro-batch on each replica of a layer of ``strategy``."""
+        return self.micro_batch * self.mesh.dp // strategy.dp
+
     def problems(self, num_layers: int) -> list[str]:
         """What is inconsistent in this layout for a model of ``num_layers``; empty if sound."""
         found = []
@@ -312,10 +325,30 @@ class Layout:
                 f"ep {self.mesh.ep} x expert_tp {self.mesh.expert_tp} does not divide the "
                 f"{self.mesh.stage_size} ranks of a stage in this rank order"
             )
-        degrees = ("tp", "cp", "ep", "expert_tp", "dp")
         for strategy in self.strategies:
-            for name in degrees:
+            for name in ("cp", "ep", "expert_tp"):
                 if getattr(strategy, name) != getattr(self.mesh, name):
                     got, want = getattr(strategy, name), getattr(self.mesh, name)
                     found.append(f"{name} {got} of a strategy differs from the mesh's {want}")
+            found += mixing_problems(strategy, self.mesh, self.micro_batch)
         return found
+
+
+def mixing_problems(strategy: Strategy, mesh: Mesh, micro_batch: int) -> list[str]:
+    """Why a layer cannot divide the ranks of a stage of ``mesh`` as ``strategy`` says, while
+    ``micro_batch`` sequences belong to each of the mesh's replicas.
+    """
+    found = []
+    if strategy.tp * strategy.dp != mesh.tp * mesh.dp:
+        found.append(
+            f"tp {strategy.tp} x dp {strategy.dp} of a strategy are not the mesh's "
+            f"{mesh.tp} x {mesh.dp} ranks"
+        )
+    elif max(strategy.tp, mesh.tp) % min(strategy.tp, mesh.tp):
+        found.append(f"tp {strategy.tp} of a strategy does not nest with the mesh's tp {mesh.tp}")
+    elif micro_batch * mesh.dp % strategy.dp:
+        found.append(
+            f"the {micro_batch * mesh.dp} sequences of a micro-batch do not divide by dp "
+            f"{strategy.dp} of a strategy"
+        )
+    return found

@@ -73,10 +73,12 @@ class GraphStages:
         """Undominated points of the stage with at most ``level`` of working memory."""
         problem, room = self.problem, self.problem.limit[stage] - level
         nodes: Nodes = {}
+        most = sum(max(problem.memory[stage][problem.chain[i]]) for i in layers)
+        counts = most > room  # where all of it fits, memory need not be told apart
         for i in layers:
             c = problem.chain[i]
             nodes[i] = {
-                j: [(problem.time_ns[c][j], problem.memory[stage][c][j], ((i, j),))]
+                j: [(problem.time_ns[c][j], counts * problem.memory[stage][c][j], ((i, j),))]
                 for j in problem.allowed[c]
                 if problem.working[c][j] <= level and problem.memory[stage][c][j] <= room
             }

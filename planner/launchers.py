@@ -40,7 +40,8 @@ class LauncherRules:
 
     ``schedules``: those that it runs. Of these the search tries ``searched``, and those whose use
     is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
-    ``split_zero``: ZeRO stages that may run beside split backward passes.
+    ``split_zero``: ZeRO stages that may run beside split backward passes. ``mixes_degrees``:
+    layers of one job may differ in tp, dp and ZeRO stage.
     """
 
     name: str
@@ -51,6 +52,7 @@ class LauncherRules:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     shard_subgroups: bool = True
     mixing: Mixing = Mixing.WHOLE_MODEL
+    mixes_degrees: bool = False
     selective: bool = True
     uneven_stages: bool = True
     replicates_kv_heads: bool = False
@@ -69,6 +71,7 @@ LAUNCHERS = {
             schedules=tuple(SCHEDULES),
             searched=("1f1b", "interleaved-1f1b", "zb-h1", "v-half"),
             mixing=Mixing.PER_LAYER,
+            mixes_degrees=True,
             replicates_kv_heads=True,
         ),
         LauncherRules(
@@ -77,6 +80,7 @@ LAUNCHERS = {
             searched=("1f1b", "interleaved-1f1b", "zbv"),
             split_zero=(0, 1, 2),
             mixing=Mixing.PER_LAYER,
+            mixes_degrees=True,
         ),
         LauncherRules(
             name="megatron",
@@ -127,6 +131,7 @@ LAUNCHERS = {
             zero=(0, 2, 3),
             shard_subgroups=False,
             mixing=Mixing.PER_LAYER,
+            mixes_degrees=True,
             selective=False,
             expert_tensor=True,
         ),

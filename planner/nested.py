@@ -37,20 +37,29 @@ FIRST_LEVELS: Final = 4
 
 
 def solve(
-    problem: SearchProblem, *, gap: float = 0.0, time_limit_s: float = float("inf")
+    problem: SearchProblem,
+    *,
+    incumbent: Solution | None = None,
+    gap: float = 0.0,
+    time_limit_s: float = float("inf"),
 ) -> Bounded:
-    """The optimum within the relative ``gap``, or what was known after ``time_limit_s`` of CPU.
+    """The optimum within the relative ``gap``, or what was known after ``time_limit_s`` of CPU;
+    nothing worse than ``incumbent``.
 
     Raises ValueError for a problem with edges beyond the chain.
     """
     if not problem.is_chain:
         raise ValueError("the nested programme solves chains: use the graph elimination")
     started, run = time.process_time(), _Run(problem)
+    if incumbent is not None:
+        run.start_from(incumbent)
     while True:
+        before = time.process_time()
         run.refine()
         if run.bound >= NEVER:
             return Bounded(None, None)
-        late = time.process_time() - started > time_limit_s
+        now = time.process_time()
+        late = now - started + FINER * (now - before) > time_limit_s  # the next round's end
         if late or run.exact or run.gap <= gap:
             return Bounded(run.best, min(run.bound, run.objective))
 
@@ -82,6 +91,15 @@ class _Run:
     @property
     def gap(self) -> float:
         return 1.0 if self.best is None else max(0.0, 1 - self.bound / self.objective)
+
+    def start_from(self, incumbent: Solution) -> None:
+        """Drop what cannot be better even with the fastest strategy for each layer."""
+        self.best = incumbent
+        fastest = np.array(self.problem.least_time_ns, dtype=np.int64)
+        layers = fastest[None, :] - fastest[:, None]
+        fixed = np.array(self.problem.stage_ns, dtype=np.int64)[:, None, None]
+        low = np.where(self.alive, layers[None] + fixed, NEVER)
+        self.alive &= self.cut.worth(low, self.objective)
 
     def refine(self) -> None:
         """Solve what is alive with the present units, then drop what cannot be better."""

@@ -13,6 +13,7 @@ from costmodel.layout import (
     Recompute,
     RecomputeKind,
     Strategy,
+    mixing_problems,
 )
 from costmodel.schedules import SCHEDULES, Shape
 from planner.plan import layer_ranges
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["read_layout"]
 
 DEGREES = ("tp", "cp", "ep", "expert_tp", "dp")
+ALIKE = ("cp", "ep", "expert_tp")  # in all strategies of a job
 
 
 def read_layout(
@@ -81,17 +83,21 @@ class _Reader:
         )
 
     def check_strategies(self) -> None:
-        """All strategies of one job have the degrees of its mesh, and each is used."""
+        """All strategies divide the ranks of a stage, and each is used."""
         file = self.file
         leader = next(iter(file.strategies))
         used = {span.strategy for chunk in file.chunks for span in chunk.layers}
         for name, strategy in file.strategies.items():
             place: Place = ("strategies", name)
-            for degree in DEGREES:
+            for degree in ALIKE:
                 got, wanted = getattr(strategy, degree), getattr(self.mesh, degree)
                 if got != wanted:
                     expected = f"{wanted}, as strategy {leader} has it"
                     self.tell((*place, degree), f"{degree} is {got}", expected)
+            micro_batch = file.training.micro_batch
+            for problem in mixing_problems(_strategy(strategy), self.mesh, micro_batch):
+                expected = f"tp x dp = {self.mesh.tp * self.mesh.dp}, as strategy {leader} has it"
+                self.tell((*place, "tp"), problem, expected)
             if name not in used:
                 self.tell(place, f"no layer has the strategy {name}", "a strategy in use")
             if strategy.recompute.kind != "none" and self.splits:
@@ -173,15 +179,16 @@ class _Reader:
         if file.pipeline.schedule not in SCHEDULES:
             return
         mesh, leader = self.mesh, next(iter(file.strategies))
+        sequences = file.training.micro_batch * mesh.dp
         for name, strategy in file.strategies.items():
             degrees = Degrees(
-                tp=mesh.tp,
+                tp=strategy.tp,
                 cp=mesh.cp,
                 ep=mesh.ep,
                 expert_tp=mesh.expert_tp,
                 pp=mesh.pp,
-                dp=mesh.dp,
-                micro_batch=file.training.micro_batch,
+                dp=strategy.dp,
+                micro_batch=max(1, sequences // strategy.dp),
                 chunks=file.pipeline.num_chunks,
                 schedule=file.pipeline.schedule,
                 sequence_parallel=strategy.sequence_parallel,
@@ -189,7 +196,7 @@ class _Reader:
             space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
             for broken in broken_rules(space, degrees, shard_group=strategy.shard_group):
                 own: Place = ("strategies", name, broken.choice)
-                if name == leader or broken.choice in ("shard_group", "sequence_parallel"):
+                if name == leader or broken.choice in OWN:
                     self.tell(PLACES.get(broken.choice, own), broken.message, broken.valid)
 
     def chunks(self, model: ModelSpec) -> tuple[Chunk, ...]:
@@ -243,6 +250,7 @@ class _Reader:
         return tuple(spans), following
 
 
+OWN = ("tp", "shard_group", "sequence_parallel")  # what each strategy answers for
 PLACES: dict[str, Place] = {
     "micro_batch": ("training", "micro_batch"),
     "pp": ("pipeline", "num_stages"),

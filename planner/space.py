@@ -179,7 +179,7 @@ class SearchSpace:
     def degrees(self) -> Iterator[Degrees]:
         """Every legal combination, each with as many replicas as the cluster has room for."""
         for tp, cp in product(self.tp_degrees(), self.cp_degrees()):
-            sequence_parallel = tp > 1 and self._sequence_splits(tp, cp)
+            sequence_parallel = tp > 1 and self.sequence_splits(tp, cp)
             if not self.restrictions.allows("sequence_parallel", sequence_parallel):
                 sequence_parallel = False
                 if not self.restrictions.allows("sequence_parallel", sequence_parallel):
@@ -259,7 +259,8 @@ class SearchSpace:
             return f"seq_len {self.training.seq_len} does not divide by 2 x cp {cp}"
         return None
 
-    def _sequence_splits(self, tp: int, cp: int) -> bool:
+    def sequence_splits(self, tp: int, cp: int) -> bool:
+        """Whether sequence parallelism divides what context parallelism leaves of a sequence."""
         return -(-self.training.seq_len // cp) % tp == 0
 
     def pp_degrees(self, ranks: int) -> list[int]:

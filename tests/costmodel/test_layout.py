@@ -166,13 +166,29 @@ def test_a_sound_layout_has_no_problems():
     assert found.strategies == (WHOLE,)
 
 
+def test_layers_may_divide_the_ranks_of_a_stage_differently():
+    halves = (LayerSpan(0, 4, Strategy(tp=2, dp=4)), LayerSpan(4, 8, Strategy(tp=4, dp=2)))
+    found = layout(Chunk(0, 0, halves), mesh=Mesh(tp=2, dp=4))
+    assert found.problems(8) == []
+    assert found.mesh_of(halves[1].strategy) == Mesh(tp=4, dp=2)
+    assert found.micro_batch_of(halves[0].strategy) == 1
+    assert found.micro_batch_of(halves[1].strategy) == 2
+    back = layout(Chunk(0, 0, halves), mesh=Mesh(tp=4, dp=2))
+    assert back.problems(8) == [
+        "the 2 sequences of a micro-batch do not divide by dp 4 of a strategy"
+    ]
+    thirds = (LayerSpan(0, 8, Strategy(tp=3, dp=4)),)
+    assert "does not nest" in layout(Chunk(0, 0, thirds), mesh=Mesh(tp=2, dp=6)).problems(8)[0]
+
+
 @pytest.mark.parametrize(
     ("chunks", "mesh", "said"),
     [
         ((Chunk(0, 0, HALVES),), Mesh(), "cover all 9"),
         ((Chunk(0, 0, (LayerSpan(0, 3, WHOLE), LayerSpan(5, 9, WHOLE))),), Mesh(), "3 to 5"),
         ((Chunk(0, 0, (LayerSpan(0, 9, WHOLE),)),), Mesh(pp=2), "2 (stage, chunk) places"),
-        ((Chunk(0, 0, (LayerSpan(0, 9, WHOLE),)),), Mesh(tp=2), "tp 1 of a strategy"),
+        ((Chunk(0, 0, (LayerSpan(0, 9, WHOLE),)),), Mesh(cp=2), "cp 1 of a strategy"),
+        ((Chunk(0, 0, (LayerSpan(0, 9, WHOLE),)),), Mesh(tp=2), "tp 1 x dp 1 of a strategy"),
     ],
 )
 def test_an_unsound_layout_says_what_is_wrong(chunks, mesh, said):
