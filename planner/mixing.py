@@ -131,6 +131,7 @@ class MixedProblem:
 
     @property
     def context(self) -> CostContext:
+        """The inputs of every cost."""
         return self.base.context
 
     @cached_property
