@@ -362,7 +362,7 @@ def _with_layer(before: Array, options: list[list[tuple[int, int, int]]]) -> Arr
 
 def _alike(problem: SearchProblem) -> list[list[int]]:
     """Strategies that reshard alike."""
-    count = len(problem.time_ns[0])
+    count = max(len(row) for row in problem.time_ns)
     if not problem.reshard_ns:
         return [list(range(count))]
     groups: dict[object, list[int]] = {}
