@@ -229,6 +229,16 @@ def _print_json(answer: Any) -> None:
     is_flag=True,
     help="On as few GPUs as it fits; the cluster may be a bare device or node.",
 )
+@click.option(
+    "--mix-degrees",
+    is_flag=True,
+    help="Let layers differ in tp, dp and ZeRO stage, where the launcher can.",
+)
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Have an integer programme check the best plan's candidate as well.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
@@ -248,6 +258,7 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
             **space,
             "runners_up": flags["top"],
             "solver": flags["solver"],
+            "then": planner.Then(mix_degrees=flags["mix_degrees"], prove=flags["prove"]),
             "should_stop": should_stop,
             "on_progress": tell,
         }

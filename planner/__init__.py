@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         save_plan,
     )
     from planner.planfile import json_schema, schema_kinds
-    from planner.planning import Planned, plan_training
+    from planner.planning import Planned, Then, plan_training
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
@@ -40,6 +40,7 @@ __all__ = [
     "Planned",
     "Restrictions",
     "Smallest",
+    "Then",
     "advice",
     "diff_plans",
     "explain_plan",
@@ -64,6 +65,7 @@ _MODULES: Final = {
     "ManualLayout": "manual",
     "Plan": "plan",
     "Planned": "planning",
+    "Then": "planning",
     "Restrictions": "space",
     "Smallest": "smallest",
     "advice": "advice",

@@ -9,7 +9,7 @@ step, which the solvers minimise; the bound of the whole space is the search's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planner.build import NANO, CandidateProblem
@@ -31,8 +31,8 @@ class Certificate:
     solver: str
     objective_s: float
     bound_s: float
-    cpu_s: float
     note: str = ""
+    cpu_s: float = field(default=0.0, compare=False)
 
     @property
     def gap(self) -> float:

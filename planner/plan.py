@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
+    from planner.certificate import Certificate
     from planner.inputs import Inputs
     from planner.space import Restrictions
     from profiles.model import ModelSpec
@@ -38,7 +39,9 @@ class SearchFacts:
     """What was searched and what was shown. ``restrictions`` include a fixed micro-batch.
 
     ``pruned`` counts candidates by what excluded them, ``refused`` what the space left out by
-    rule. ``complete`` is False where the search was interrupted.
+    rule. ``complete`` is False where the search was interrupted. ``bound_s`` is that of layouts
+    whose layers have the same degrees; where a mix of degrees is faster than the best of them,
+    ``equal_degrees_s`` is that one's step.
     """
 
     restrictions: Restrictions
@@ -50,6 +53,8 @@ class SearchFacts:
     proven: bool
     complete: bool = True
     objective: str = "step-time"
+    equal_degrees_s: float | None = None
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

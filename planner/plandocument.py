@@ -195,7 +195,7 @@ def _estimate(plan: Plan) -> dict[str, Any]:
 
 
 def _search(facts: SearchFacts, min_fit: float) -> dict[str, Any]:
-    return {
+    part = {
         "objective": facts.objective,
         "space": {**restrictions_document(facts.restrictions), "min_fit": rounded(min_fit)},
         "candidates": facts.candidates,
@@ -206,6 +206,15 @@ def _search(facts: SearchFacts, min_fit: float) -> dict[str, Any]:
         "proven": facts.proven,
         "complete": facts.complete,
     }
+    if facts.equal_degrees_s is not None:
+        part["equal_degrees_s"] = rounded(facts.equal_degrees_s)
+    if facts.certificate is not None:
+        own = facts.certificate
+        seconds = rounded({"objective_s": own.objective_s, "bound_s": own.bound_s})
+        part["certificate"] = {"solver": own.solver, **seconds}
+        if own.note:
+            part["certificate"]["note"] = own.note
+    return part
 
 
 def restrictions_document(restrictions: Restrictions) -> dict[str, Any]:

@@ -155,6 +155,15 @@ class SpacePart(FileSchema):
     min_fit: float = Field(gt=0, lt=1, description="Least probability that a layout fits.")
 
 
+class CertificatePart(FileSchema):
+    """A second opinion on the best plan's candidate, in the closed form of its step."""
+
+    solver: Label
+    objective_s: Seconds = Field(description="The best assignment that is known.")
+    bound_s: Seconds = Field(description="No assignment of the candidate is below.")
+    note: str = Field("", max_length=1000, description="Where a solver failed.")
+
+
 class SearchPart(FileSchema):
     """What the search found out."""
 
@@ -167,6 +176,10 @@ class SearchPart(FileSchema):
     gap: Part = Field(description="(step - bound) / step.")
     proven: bool
     complete: bool = Field(description="false: the search was interrupted.")
+    equal_degrees_s: Seconds | None = Field(
+        None, description="Best step of layers with equal degrees, where a mix is faster."
+    )
+    certificate: CertificatePart | None = None
 
 
 class PlanFile(FileSchema):

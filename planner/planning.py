@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.certificate import certify
 from planner.feasibility import explain_infeasible
+from planner.launchers import LAUNCHERS
+from planner.mixing import best_mix
 from planner.plan import Plan, SearchFacts
 from planner.search import search
 from planner.space import Restrictions, SearchSpace
-from profiles.errors import ExitCode, ParplanError
+from profiles.errors import ExitCode, InputError, ParplanError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
-__all__ = ["InterruptedSearchError", "Planned", "find_plan", "plan_training"]
+__all__ = ["InterruptedSearchError", "Planned", "Then", "find_plan", "plan_training"]
 
 RUNNERS_UP: Final = 3
 
@@ -34,6 +37,24 @@ class Planned:
 
     plan: Plan
     runners_up: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Then:
+    """What follows the search. ``mix_degrees``: layers may differ in tp, dp and ZeRO stage
+    (``planner.mixing``). ``prove``: a certificate of the best plan (``planner.certificate``).
+    """
+
+    mix_degrees: bool = False
+    prove: bool = False
+
+    def check(self, launcher: str) -> None:
+        """Raises InputError where the launcher cannot do what is asked."""
+        if self.mix_degrees and not LAUNCHERS[launcher].mixes_degrees:
+            able = ", ".join(name for name, rules in LAUNCHERS.items() if rules.mixes_degrees)
+            message = f"{launcher} gives all layers the same tp, dp and ZeRO stage"
+            where = "--mix-degrees"
+            raise InputError(Problem(where=where, message=message, expected=f"launcher {able}"))
 
 
 def plan_training(
@@ -67,13 +88,19 @@ def find_plan(
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
     solver: str = "closed-form",
+    then: Then | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> Planned | None:
-    """As ``plan_training``, but None where nothing fits."""
+    """As ``plan_training``, but None where nothing fits; ``then`` says what is made of the best
+    layouts.
+    """
+    then = then or Then()
+    then.check(launcher)
+    space = _space(inputs, launcher, restrictions)
     result = search(
         inputs.context,
-        _space(inputs, launcher, restrictions),
+        space,
         min_fit=min_fit,
         runners_up=runners_up,
         solver=solver,
@@ -86,7 +113,17 @@ def find_plan(
         return None
     own = restrictions or Restrictions()
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
-    best, *others = (_plan(inputs, each, launcher, min_fit) for each in result.finalists)
+    finalists = list(result.finalists)
+    if then.prove:
+        proof = certify(inputs.context, finalists[0], min_fit=min_fit)
+        facts = replace(facts, certificate=proof)
+    mixed = None
+    if then.mix_degrees:
+        mixed = best_mix(inputs.context, space, result.finalists, min_fit=min_fit)
+    if mixed is not None:
+        facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)
+        finalists = [mixed, *finalists[: max(1, runners_up)]]
+    best, *others = (_plan(inputs, each, launcher, min_fit) for each in finalists)
     return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
 
 

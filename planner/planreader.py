@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.certificate import Certificate
 from planner.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
@@ -188,6 +189,8 @@ def _facts(
         proven=part.proven,
         complete=part.complete,
         objective=part.objective,
+        equal_degrees_s=part.equal_degrees_s,
+        certificate=None if part.certificate is None else Certificate(**vars(part.certificate)),
     )
 
 

@@ -14,6 +14,7 @@ from planner.plandocument import restrictions_document
 
 if TYPE_CHECKING:
     from costmodel.estimate import StageEstimate
+    from planner.certificate import Certificate
     from planner.explain import Explanation, Rival
     from planner.plan import Plan
     from planner.planning import Planned
@@ -152,8 +153,14 @@ def _search(plan: Plan, cpu_s: float | None) -> dict[str, Any] | None:
         "gap": facts.gap,
         "proven": facts.proven,
         "complete": facts.complete,
+        "equal_degrees_s": facts.equal_degrees_s,
+        "certificate": None if facts.certificate is None else _certificate(facts.certificate),
     }
     return found if cpu_s is None else {**found, "cpu_s": cpu_s}
+
+
+def _certificate(own: Certificate) -> dict[str, Any]:
+    return {**asdict(own), "gap": own.gap}
 
 
 def _rival(rival: Rival) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from reports.words import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from planner.certificate import Certificate
     from planner.explain import Explanation, Rival, ScheduleBinding
     from planner.plan import Plan
     from planner.planning import Planned
@@ -205,14 +206,29 @@ def _search(plan: Plan) -> Report:
         report.append(f"left out by rule: {refused}")
     if not facts.complete:
         report.append("INTERRUPTED: the best plan so far")
-    report += [
-        (
+    if facts.equal_degrees_s is None:
+        report.append(
             f"no layout of this space is faster than {seconds(facts.bound_s)}, the least bound of "
             f"all candidates; the plan is within {per_cent(facts.gap)} of it, {proof}"
-        ),
-        "",
-    ]
-    return report
+        )
+    else:
+        report.append(
+            f"of layouts whose layers have equal degrees none is faster than "
+            f"{seconds(facts.bound_s)} and the best takes {seconds(facts.equal_degrees_s)}; the "
+            f"mix is {per_cent(1 - plan.estimate.step_s / facts.equal_degrees_s)} faster"
+        )
+    return [*report, *_certificate(facts.certificate), ""]
+
+
+def _certificate(own: Certificate | None) -> Report:
+    """What the integer programme says of the best candidate."""
+    if own is None:
+        return []
+    told = (
+        f"{own.solver} finds no assignment of the best candidate with a closed form below "
+        f"{seconds(own.bound_s)}; the solver's own is within {own.gap:.1e} of it"
+    )
+    return [told, *([f"note: {own.note}"] if own.note else [])]
 
 
 def _restricted(plan: Plan) -> str:

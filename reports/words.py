@@ -9,6 +9,8 @@ from costmodel.schedules import SCHEDULES
 from profiles.units import GB, GIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from costmodel.layout import Layout
     from planner.plan import Plan
 
@@ -77,9 +79,9 @@ def per_cent(part: float) -> str:
 
 def layout_words(layout: Layout) -> str:
     """``tp 8 x cp 1 x dp 4 x pp 4, 1f1b, micro-batch 1, ZeRO-1``."""
-    mesh = layout.mesh
-    degrees = [f"tp {mesh.tp}", f"cp {mesh.cp}", f"dp {mesh.dp}", f"pp {mesh.pp}"]
-    words = [" x ".join(degrees)]
+    mesh, strategies = layout.mesh, layout.strategies
+    tp, dp = (_by_layer(getattr(each, name) for each in strategies) for name in ("tp", "dp"))
+    words = [f"tp {tp} x cp {mesh.cp} x dp {dp} x pp {mesh.pp}"]
     if mesh.ep > 1 or mesh.expert_tp > 1:
         words.append(f"experts ep {mesh.ep} x tp {mesh.expert_tp}")
     if mesh.pp > 1:
@@ -88,13 +90,19 @@ def layout_words(layout: Layout) -> str:
         if not SCHEDULES[layout.schedule].drains:
             words.append("NOT gradient-equivalent: weights are stale")
     words.append(f"micro-batch {layout.micro_batch}")
-    first, replicas = layout.strategies[0], mesh.dp * mesh.cp
-    if first.zero:
+    zero = _by_layer(each.zero for each in strategies)
+    if zero != "0":
+        first, replicas = strategies[0], mesh.dp * mesh.cp
         inside = f" inside {first.shard_group}" if first.shard_group < replicas else ""
-        words.append(f"ZeRO-{first.zero}{inside}")
-    if first.sequence_parallel:
+        words.append(f"ZeRO-{zero}{inside}")
+    if any(each.sequence_parallel for each in strategies):
         words.append("sequence parallel")
     return ", ".join(words)
+
+
+def _by_layer(values: Iterable[int]) -> str:
+    """``2``, or ``2/4`` where layers differ."""
+    return "/".join(str(value) for value in dict.fromkeys(values))
 
 
 def verdict(plan: Plan) -> str:
