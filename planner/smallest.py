@@ -20,7 +20,7 @@ from profiles.shorthand import shorthand_of_part
 if TYPE_CHECKING:
     from planner.inputs import Inputs
 
-__all__ = ["Smallest", "plan_smallest"]
+__all__ = ["Smallest", "part_of", "plan_smallest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +51,19 @@ def plan_smallest(
     own = restrictions or Restrictions()
 
     def space_of(num_gpus: int) -> SearchSpace:
-        most = min(num_gpus, own.at_most.get("gpus", num_gpus))
-        restricted = replace(own, at_most={**own.at_most, "gpus": most})
         return SearchSpace(
             inputs.model,
             inputs.cluster,
             inputs.training,
             launcher=launcher,
-            restrictions=restricted,
+            restrictions=_on_at_most(num_gpus, own),
         )
 
     def fits(num_gpus: int) -> bool:
         return fits_with(inputs.context, space_of(num_gpus), min_fit)
 
     def plan_on(num_gpus: int) -> Planned | None:
-        part = _part(inputs, num_gpus)
-        restricted = own if part.cluster.num_gpus <= num_gpus else space_of(num_gpus).restrictions
+        part, restricted = part_of(inputs, own, num_gpus)
         return find_plan(part, restrictions=restricted, launcher=launcher, min_fit=min_fit, **how)
 
     sizes = _sizes(inputs)
@@ -91,9 +88,20 @@ def _sizes(inputs: Inputs) -> list[int]:
     return [*range(1, first), *accumulate(others, initial=first)]
 
 
-def _part(inputs: Inputs, num_gpus: int) -> Inputs:
-    """The inputs with the smallest cluster of ``num_gpus`` that can be named."""
+def part_of(
+    inputs: Inputs, restrictions: Restrictions, num_gpus: int
+) -> tuple[Inputs, Restrictions]:
+    """The inputs with the smallest cluster of ``num_gpus`` that can be named, and the restrictions
+    that leave the GPUs beyond them unused.
+    """
     ref = shorthand_of_part(inputs.cluster_ref, num_gpus)
-    if ref is None:
-        return inputs
-    return replace(inputs, cluster=load_cluster(ref), cluster_ref=ref)
+    if ref is not None:
+        inputs = replace(inputs, cluster=load_cluster(ref), cluster_ref=ref)
+    if inputs.cluster.num_gpus <= num_gpus:
+        return inputs, restrictions
+    return inputs, _on_at_most(num_gpus, restrictions)
+
+
+def _on_at_most(num_gpus: int, own: Restrictions) -> Restrictions:
+    most = min(num_gpus, own.at_most.get("gpus", num_gpus))
+    return replace(own, at_most={**own.at_most, "gpus": most})

@@ -1,0 +1,95 @@
+"""Two plans or more side by side: whether they can be compared, what they decide, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.explain import memory_kinds, seconds_by_cause
+from planner.plan import diff_plans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.plan import Difference, Plan
+
+__all__ = ["Comparison", "Contender", "compare_plans"]
+
+# Inputs that make two steps different work, or two estimates different knowledge.
+SAME_WORK = ("model", "global_batch", "seq_len")
+SAME_BASIS = ("cluster", "calibration", "precision", "optimizer", "grad_dtype", "attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A plan beside the first one. ``slower``: relative difference of the times of the same work
+    (steps, or tokens where steps differ in size). ``within_uncertainty``: the intervals overlap.
+    """
+
+    name: str
+    plan: Plan
+    differences: tuple[Difference, ...]
+    other_work: tuple[str, ...]
+    other_basis: tuple[str, ...]
+    slower: float
+    within_uncertainty: bool
+    by_cause_s: dict[str, float]
+    by_kind_bytes: dict[str, int]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether both do the same work under the same assumptions."""
+        return not self.other_work and not self.other_basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The first plan and the others against it."""
+
+    name: str
+    plan: Plan
+    others: tuple[Contender, ...]
+
+
+def compare_plans(plans: Sequence[tuple[str, Plan]]) -> Comparison:
+    """Compare the first of (name, plan) with the others, costs by the busiest and the fullest
+    stage of each.
+    """
+    (name, first), *others = plans
+    return Comparison(
+        name=name, plan=first, others=tuple(_contender(first, *other) for other in others)
+    )
+
+
+def _contender(first: Plan, name: str, other: Plan) -> Contender:
+    differences = diff_plans(first, other)
+    changed = {each.choice for each in differences}
+    ours, theirs = (seconds_by_cause(plan.estimate.split) for plan in (first, other))
+    held, holds = (_fullest(plan) for plan in (first, other))
+    low, high = _per_token(first)
+    other_low, other_high = _per_token(other)
+    return Contender(
+        name=name,
+        plan=other,
+        differences=tuple(differences),
+        other_work=tuple(each for each in SAME_WORK if each in changed),
+        other_basis=tuple(each for each in SAME_BASIS if each in changed),
+        slower=_seconds_per_token(other) / _seconds_per_token(first) - 1,
+        within_uncertainty=low <= other_high and other_low <= high,
+        by_cause_s={cause: theirs[cause] - ours[cause] for cause in ours},
+        by_kind_bytes={kind: holds[kind] - held[kind] for kind in held},
+    )
+
+
+def _fullest(plan: Plan) -> dict[str, int]:
+    stage = max(plan.estimate.stages, key=lambda each: each.memory.device_bytes)
+    return memory_kinds(stage.memory)
+
+
+def _seconds_per_token(plan: Plan) -> float:
+    return plan.estimate.step_s / plan.inputs.training.tokens
+
+
+def _per_token(plan: Plan) -> tuple[float, float]:
+    low, high = plan.estimate.interval_s
+    return low / plan.inputs.training.tokens, high / plan.inputs.training.tokens
