@@ -54,12 +54,13 @@ def solve(
     if incumbent is not None:
         run.start_from(incumbent)
     while True:
-        before = time.process_time()
+        before, work = time.process_time(), run.work
         run.refine()
         if run.bound >= NEVER:
             return Bounded(None, None)
         now = time.process_time()
-        late = now - started + FINER * (now - before) > time_limit_s  # the next round's end
+        next_s = (now - before) * run.work / max(1, work)
+        late = now - started + next_s > time_limit_s
         if late or run.exact or run.gap <= gap:
             return Bounded(run.best, min(run.bound, run.objective))
 
@@ -91,6 +92,18 @@ class _Run:
     @property
     def gap(self) -> float:
         return 1.0 if self.best is None else max(0.0, 1 - self.bound / self.objective)
+
+    @property
+    def work(self) -> int:
+        """Steps of the next round: layers of the stages that are alive, times units."""
+        lengths = np.arange(self.alive.shape[1])
+        steps = 0
+        for row in dict.fromkeys(self.row_of):
+            own = [stage for stage, r in enumerate(self.row_of) if r == row]
+            wanted = np.logical_or.reduce(self.alive[own])
+            longest = (wanted * (lengths[None, :] - lengths[:, None])).max(axis=1)
+            steps += int(longest.sum())
+        return steps * self.units * min(self.levels, len(self.problem.working_levels))
 
     def start_from(self, incumbent: Solution) -> None:
         """Drop what cannot be better even with the fastest strategy for each layer."""
