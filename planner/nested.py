@@ -30,7 +30,7 @@ __all__ = ["solve"]
 
 Array: TypeAlias = npt.NDArray[np.int64]
 NEVER: Final = 1 << 60
-FIRST_UNITS: Final = 128
+FIRST_UNITS: Final = 64
 FINER: Final = 2
 MOST_UNITS: Final = 1 << 17
 FIRST_LEVELS: Final = 4
