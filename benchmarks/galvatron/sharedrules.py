@@ -6,10 +6,14 @@ are four times the fp32 parameters, and a pipeline's last stage alone sets its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.galvatron.cases import Case
+
+Stages: TypeAlias = NDArray[np.float64]
 
 BACKWARD: Final = 2.0  # of a forward pass; recomputing adds one more
 CONTEXT_MIB: Final = 1024.0
@@ -71,22 +75,21 @@ def ends_pass_ms(
     return total
 
 
-def iteration(steady: Sequence[float], excess: Sequence[float], chunks: int) -> float:
-    """Time of an iteration of ``chunks`` micro-batches, in the unit of its arguments.
+def iteration(steady: Stages, excess: Stages, chunks: int) -> Stages:
+    """Time of an iteration of ``chunks`` micro-batches, in the unit of its arguments, which have
+    the stages on their last axis.
 
-    ``steady[i]``: one micro-batch on stage i without gradient reduction, C_i; ``excess[i]``: what
-    the reductions add to its layers, less embedding and head, so that stage i ends D_i after the
-    stages up to it have had one micro-batch, D_i = excess[i] - sum_{j<i} C_j:
+    ``steady``: one micro-batch on stage i without gradient reduction, C_i; ``excess``: what the
+    reductions add to its layers, less embedding and head, so that stage i ends D_i after the
+    stages up to it have had one micro-batch, D_i = excess_i - sum_{j<i} C_j:
 
         max(sum C + (c - 1) C_last,
             max(min(p - 1, c - 1) C_0, sum_{i>0} C_i) + max(0, c + 1 - p) C_0) + max(0, max_i D_i)
     """
-    stages, total = len(steady), sum(steady)
-    first, last = steady[0], steady[-1]
-    filled = max(min(stages - 1, chunks - 1) * first, total - first)
-    filled += max(0, chunks + 1 - stages) * first
-    late, before = 0.0, 0.0
-    for own, behind in zip(steady, excess, strict=True):
-        late = max(late, behind - before)
-        before += own
-    return max(total + (chunks - 1) * last, filled) + late
+    stages, total = steady.shape[-1], steady.sum(-1)
+    first, last = steady[..., 0], steady[..., -1]
+    filled = np.maximum(min(stages - 1, chunks - 1) * first, total - first)
+    filled = filled + max(0, chunks + 1 - stages) * first
+    late = (excess + steady - steady.cumsum(-1)).max(-1)
+    steadily: Stages = np.maximum(total + (chunks - 1) * last, filled) + np.maximum(0, late)
+    return steadily

@@ -1,0 +1,120 @@
+"""Whole counts near the relaxation.
+
+A plan whose time is within ``gap`` of a bound q(w) spends no more than the gap on layers that
+take other strategies than the relaxation's and on memory left unused: what it costs beyond the
+bound is sum (surplus x count) + price x unused memory, over all stages. So the plans that can be
+the best are few, and all of them are listed here, as arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.galvatron.relaxation import Floats, Group, Weighted
+
+MOST = 300_000
+ROUNDING = 1e-9
+
+
+class TooManyError(Exception):
+    """More mixes than are worth listing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixes:
+    """Counts of a stage, one a row: ``counts[group][row, strategy]``, and their sums."""
+
+    counts: tuple[NDArray[np.int64], ...]
+    spent: Floats
+    steady: Floats
+    sync: Floats
+    memory: Floats
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Mixes:
+        return Mixes(
+            counts=tuple(each[rows] for each in self.counts),
+            spent=self.spent[rows],
+            steady=self.steady[rows],
+            sync=self.sync[rows],
+            memory=self.memory[rows],
+        )
+
+
+def mixes(groups: list[Group], stage: Weighted, memory: float, gap: float) -> Mixes:
+    """All mixes of a stage that fit and cost at most ``gap`` beyond its least value."""
+    gap += ROUNDING * (1 + abs(stage.least))
+    zero = np.zeros(1)
+    found = Mixes(counts=(), spent=zero, steady=zero, sync=zero, memory=zero)
+    later = sum(group.count * float(group.memory.min()) for group in groups)
+    for group, surplus in zip(groups, stage.surplus, strict=True):
+        later -= group.count * float(group.memory.min())
+        own = _group_mixes(group, surplus, gap)
+        found = _joined(found, own, gap, memory - later)
+    total = found.spent + stage.price * (memory - found.memory)
+    found = Mixes(**{**_fields(found), "spent": total})
+    return found[np.flatnonzero(total <= gap)]
+
+
+def undominated(found: Mixes, indifferent: float) -> Mixes:
+    """Mixes of which no other is as good in both times; sync below ``indifferent`` is alike."""
+    sync = np.maximum(found.sync, indifferent)
+    order = np.lexsort((found.spent, sync, found.steady))
+    best = np.minimum.accumulate(sync[order])
+    kept = np.ones(len(order), dtype=bool)
+    kept[1:] = best[1:] < best[:-1]
+    return found[order[kept]]
+
+
+def _group_mixes(group: Group, surplus: Floats, gap: float) -> Mixes:
+    """Counts of one group: the strategy of no surplus takes what the others leave."""
+    order = np.argsort(surplus, kind="stable")
+    rows = np.zeros((1, len(order)), dtype=np.int64)
+    used, spent = np.zeros(1, dtype=np.int64), np.zeros(1)
+    for strategy in order[:0:-1]:
+        room = group.count - used
+        if surplus[strategy] > 0:
+            affordable = (gap - spent) / surplus[strategy]
+            room = np.minimum(room, np.minimum(affordable, group.count).astype(np.int64))
+        repeats = room + 1
+        total = int(repeats.sum())
+        if total > MOST:
+            raise TooManyError
+        source = np.repeat(np.arange(len(rows)), repeats)
+        taken = np.arange(total) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        rows = rows[source]
+        rows[:, strategy] = taken
+        used, spent = used[source] + taken, spent[source] + surplus[strategy] * taken
+    rows[:, order[0]] = group.count - used
+    return Mixes(
+        counts=(rows,),
+        spent=spent,
+        steady=rows @ group.steady,
+        sync=rows @ group.sync,
+        memory=rows @ group.memory,
+    )
+
+
+def _joined(left: Mixes, right: Mixes, gap: float, memory: float) -> Mixes:
+    """Every pair that fits and is within the gap."""
+    if len(left.spent) * len(right.spent) > MOST * 10:
+        raise TooManyError
+    spent = left.spent[:, None] + right.spent[None]
+    held = left.memory[:, None] + right.memory[None]
+    first, second = np.nonzero((spent <= gap) & (held <= memory))
+    if len(first) > MOST:
+        raise TooManyError
+    a, b = left[first], right[second]
+    return Mixes(
+        counts=(*a.counts, *b.counts),
+        spent=a.spent + b.spent,
+        steady=a.steady + b.steady,
+        sync=a.sync + b.sync,
+        memory=a.memory + b.memory,
+    )
+
+
+def _fields(found: Mixes) -> dict[str, object]:
+    return {name: getattr(found, name) for name in Mixes.__dataclass_fields__}
