@@ -90,7 +90,9 @@ class Links:
         if group == 1:
             return 0.0
         alike = neighbours or group == self.world
-        return _nearest({n: ms for (n, near), ms in self.all_reduce.items() if near == alike}, group)
+        return _nearest(
+            {n: ms for (n, near), ms in self.all_reduce.items() if near == alike}, group
+        )
 
     def p2p_ms_per_mb(self, stages: int) -> float:
         return _nearest(self.p2p, stages)

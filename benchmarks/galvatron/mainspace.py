@@ -34,9 +34,7 @@ def families(case: Case, figures: Figures) -> Iterator[Family]:
 
 def _families_of(case: Case, figures: Figures, pp: int, chunks: int) -> Iterator[Family]:
     layers = [
-        each
-        for each in strategies(case, figures, pp)
-        if each.dp <= case.global_batch // chunks
+        each for each in strategies(case, figures, pp) if each.dp <= case.global_batch // chunks
     ]
     if not layers:
         return
@@ -51,9 +49,7 @@ def _families_of(case: Case, figures: Figures, pp: int, chunks: int) -> Iterator
             [
                 [
                     math.ceil(
-                        mainrules.layer_mib(
-                            case, figures, kind, each, chunks=chunks, stage=stage
-                        )
+                        mainrules.layer_mib(case, figures, kind, each, chunks=chunks, stage=stage)
                     )
                     for each in layers
                 ]
@@ -63,53 +59,50 @@ def _families_of(case: Case, figures: Figures, pp: int, chunks: int) -> Iterator
         ]
     )
     most = max(each.degree for each in layers)
-    modes = [("sp", most)] + [
-        ("both", degree) for degree in sorted({each.degree for each in layers})
-    ]
+    modes = [("sp", most)]
+    modes += [("both", degree) for degree in sorted({each.degree for each in layers})]
     for mode, degree in modes:
         own = [
             index
             for index, each in enumerate(layers)
             if each.degree <= degree and (mode == "both" or each.tp == 1)
         ]
-        vocabs = _vocabs(case, figures, layers, mode, degree)
-        if own and (vocabs or case.coarse):
-            buffered = (
-                mode == "both"
-                and case.options["sequence_parallel"]
-                and case.options["global_memory_buffer"]
-            )
-            buffer = mainrules.buffer_mib(case, pp, chunks, degree) if buffered else 0.0
-            for subset, ends in _coupled(case, layers, own, vocabs):
-                yield Family(
-                    pp=pp,
-                    chunks=chunks,
-                    mode=mode,
-                    least=1,
-                    most=degree,
-                    cut=cut,
-                    counts=kinds_of_stages(case.kinds, cut),
-                    strategies=tuple(layers[index] for index in subset),
-                    vocabs=tuple(ends),
-                    steady_ms=times[:, subset, 1],
-                    sync_ms=times[:, subset, 0] - times[:, subset, 1],
-                    layer_mib=mib[:, :, subset],
-                    ends_ms=np.array(
-                        [mainrules.ends_ms(case, figures, each.strategy, chunks) for each in ends]
-                    ),
-                    fixed_mib=np.array(
-                        [
-                            [
-                                math.ceil(used) + _whole(case, buffer)
-                                for used in mainrules.ends_mib(
-                                    case, figures, each.strategy, chunks
-                                )
-                            ]
-                            for each in ends
-                        ]
-                    ),
-                    uniform=case.coarse,
-                )
+        if not own:
+            continue
+        chosen = [layers[index] for index in own]
+        vocabs = _own_vocabs(chosen) if case.coarse else _vocabs(case, figures, chosen)
+        if not vocabs:
+            continue
+        buffered = mode == "both" and case.options["sequence_parallel"]
+        buffered = buffered and case.options["global_memory_buffer"]
+        buffer = mainrules.buffer_mib(case, pp, chunks, degree) if buffered else 0.0
+        yield Family(
+            pp=pp,
+            chunks=chunks,
+            mode=mode,
+            least=1,
+            most=degree,
+            cut=cut,
+            counts=kinds_of_stages(case.kinds, cut),
+            strategies=tuple(chosen),
+            vocabs=tuple(vocabs),
+            steady_ms=times[:, own, 1],
+            sync_ms=times[:, own, 0] - times[:, own, 1],
+            layer_mib=mib[:, :, own],
+            ends_ms=np.array(
+                [mainrules.ends_ms(case, figures, each.strategy, chunks) for each in vocabs]
+            ),
+            fixed_mib=np.array(
+                [
+                    [
+                        math.ceil(used) + _whole(case, buffer)
+                        for used in mainrules.ends_mib(case, figures, each.strategy, chunks)
+                    ]
+                    for each in vocabs
+                ]
+            ),
+            pairs=tuple((index, index) for index in range(len(own))) if case.coarse else (),
+        )
 
 
 def _whole(case: Case, buffer: float) -> int:
@@ -117,31 +110,19 @@ def _whole(case: Case, buffer: float) -> int:
     return math.ceil(buffer) if case.coarse else int(buffer)
 
 
-def _coupled(
-    case: Case, layers: list[Strategy], own: list[int], vocabs: list[Vocab]
-) -> list[tuple[list[int], list[Vocab]]]:
-    """Which strategies go with which vocabulary splits: in coarse mode each with its own."""
-    if not case.coarse:
-        return [(own, vocabs)]
-    return [
-        ([index], [Vocab(layers[index]._replace(recompute=False), layers[index].sp > 1)])
-        for index in own
-    ]
+def _own_vocabs(layers: list[Strategy]) -> list[Vocab]:
+    """In coarse mode embedding and head take the layers' strategy."""
+    return [Vocab(each._replace(recompute=False), each.sp > 1) for each in layers]
 
 
-def _vocabs(
-    case: Case, figures: Figures, layers: list[Strategy], mode: str, degree: int
-) -> list[Vocab]:
+def _vocabs(case: Case, figures: Figures, layers: list[Strategy]) -> list[Vocab]:
     """Embedding and head take any layer's degrees, less what is switched off for them."""
     off_tp = case.options["disable_embedding_lmhead_tp"]
     off_sp = case.options["disable_embedding_lmhead_sp"]
     found = dict.fromkeys(
         each._replace(recompute=False)
         for each in layers
-        if each.degree <= degree
-        and (mode == "both" or each.tp == 1)
-        and not (off_tp and each.tp > 1)
-        and not (off_sp and each.sp > 1)
+        if not (off_tp and each.tp > 1) and not (off_sp and each.sp > 1)
     )
     known = figures.ends.degrees(layers[0].pp)
     return [

@@ -1,19 +1,24 @@
 """Lower bounds: the relaxation with fractional counts.
 
 The objective of ``sharedrules.iteration`` is the greatest of linear functions of the stages'
-times without reduction N_i and of what the reductions add S_i:
+times C_i of one micro-batch and of what the reductions leave behind, D_i:
 
-    L(f, i) = F_f(C) + D_i     with F_f one of its three ways to fill the pipeline, D_i or 0
+    F_f(C) + D_i  or  F_f(C)      with F_f one of its three ways to fill the pipeline
 
-For weights w of those functions (w >= 0, sum 1) no plan is faster than
+In a few of them a slower stage gives a shorter iteration, because reductions hide behind it
+(a factor of some C_j is negative). Without these the objective is a floor, never above the real
+one, that rises with every C and D; the search works on the floor and costs what it finds in full.
+
+For weights w of the functions (w >= 0, sum 1) no plan is faster than
 
     q(w) = sum_i min_x (a_i N_i(x) + t_i S_i(x)) + fixed
 
-where a, t and the fixed part (embedding and head) are the weighted sums of their factors, and
-each stage takes its least over fractional counts x under its memory: a linear programme with one
-memory constraint, solved by its multiplier. The weights with the greatest bound are the
-multipliers of the whole relaxation, a small linear programme (``simplex``). Any weights give a
-valid bound, so nothing here rests on the simplex being exact.
+where N_i is the layers' part of C_i and S_i what their reductions add, a, t and the fixed part
+(embedding and head) are the weighted sums of the functions' factors, and each stage takes its
+least over fractional counts x under its memory: a linear programme with one limit, solved by its
+multiplier. The weights with the greatest bound are the multipliers of the whole relaxation, a
+small linear programme (``simplex``). Any weights give a valid bound, so nothing rests on the
+simplex being exact.
 """
 
 from __future__ import annotations
@@ -32,11 +37,13 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal layers of one stage: for each strategy the time without reduction, what the
-    reduction adds, and memory.
+    """Equal layers of one stage: for each of some strategies of the family the time without
+    reduction, what the reduction adds, and memory.
     """
 
+    kind: int
     count: int
+    strategies: NDArray[np.int64]
     steady: Floats
     sync: Floats
     memory: Floats
@@ -54,7 +61,7 @@ class Weighted:
 
 
 def pieces(stages: int, chunks: int) -> tuple[Floats, Floats]:
-    """Factors of C and of D's excess in each linear function, one a row."""
+    """Factors of C, and of S less embedding and head, in each function of the floor, one a row."""
     fills = np.zeros((3, stages))
     fills[0] = 1
     fills[0, -1] += chunks - 1
@@ -65,7 +72,15 @@ def pieces(stages: int, chunks: int) -> tuple[Floats, Floats]:
     late = np.vstack([np.zeros(stages), np.eye(stages)])
     before = np.vstack([np.zeros(stages), np.tri(stages, k=-1)])
     own = (fills[:, None] - before[None]).reshape(-1, stages)
-    return own, np.tile(late, (3, 1))
+    rising = (own >= 0).all(1)
+    return own[rising], np.tile(late, (3, 1))[rising]
+
+
+def floor(steady: Floats, excess: Floats, chunks: int) -> Floats:
+    """The floor of ``sharedrules.iteration``, of the same arguments."""
+    own, late = pieces(steady.shape[-1], chunks)
+    highest: Floats = (steady @ own.T + excess @ late.T).max(-1)
+    return highest
 
 
 def prices(groups: list[Group], values: list[Floats]) -> Floats:
@@ -111,27 +126,27 @@ def weighted(groups: list[Group], steady: float, sync: float, memory: float) -> 
 
 
 def best_weights(
-    stages: list[list[Group]], ends: Floats, memory: Floats, chunks: int
+    stages: list[list[Group]], steady: Floats, excess: Floats, memory: Floats, chunks: int
 ) -> tuple[Floats, Floats, float]:
-    """(a, t, fixed part) of the weights with the greatest bound."""
+    """(a, t, fixed part) of the weights with the greatest bound. ``steady`` and ``excess``: what
+    is fixed in each stage; a stage without groups is fixed altogether.
+    """
     own, late = pieces(len(stages), chunks)
-    fixed = own @ ends - late @ ends
-    columns = [
-        (index, group) for index, groups in enumerate(stages) for group in groups
-    ]
-    width = sum(len(group.steady) for _, group in columns)
-    rows = len(own) + len(stages) + len(columns)
-    matrix = np.zeros((rows, width))
-    right = np.concatenate([-fixed, memory, [group.count for _, group in columns]])
-    start = []
-    first = 0
+    fixed = own @ steady + late @ excess
+    columns = [(index, group) for index, groups in enumerate(stages) for group in groups]
+    limited = [index for index, groups in enumerate(stages) if groups]
+    matrix = np.zeros(
+        (len(own) + len(limited) + len(columns), sum(len(g.steady) for _, g in columns))
+    )
+    start, first = [], 0
     for number, (index, group) in enumerate(columns):
         part = slice(first, first + len(group.steady))
         matrix[: len(own), part] = np.outer(own[:, index], group.steady)
         matrix[: len(own), part] += np.outer(late[:, index], group.sync)
-        matrix[len(own) + index, part] = group.memory
-        matrix[len(own) + len(stages) + number, part] = 1
+        matrix[len(own) + limited.index(index), part] = group.memory
+        matrix[len(own) + len(limited) + number, part] = 1
         start.append(first + int(group.memory.argmin()))
         first = part.stop
-    weights = multipliers(matrix, right, num_pieces=len(own), num_limits=len(stages), start=start)
+    right = np.concatenate([-fixed, memory[limited], [group.count for _, group in columns]])
+    weights = multipliers(matrix, right, num_pieces=len(own), num_limits=len(limited), start=start)
     return weights @ own, weights @ late, float(weights @ fixed)

@@ -48,7 +48,9 @@ def batching(case: Case, pp: int, chunks: int, least: int) -> Batching | None:
     if case.global_batch % replicas or chunks > local:
         return None
     micro_batch = -(-local // chunks)
-    return Batching(least, chunks, local, micro_batch) if -(-local // micro_batch) == chunks else None
+    return (
+        Batching(least, chunks, local, micro_batch) if -(-local // micro_batch) == chunks else None
+    )
 
 
 def layer_ms(

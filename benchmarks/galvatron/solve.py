@@ -1,36 +1,51 @@
 """The optimum under the peer's cost rules, with its proof.
 
 Families are visited by a bound that ignores memory; inside one, each split of embedding and head
-is bounded by the relaxation, and where the bound is below the best time so far, the whole counts
-near it are listed (``enumerate``). All that is left out is left out by a bound, so the answer is
-the optimum of the space unless a list grew too long, which the answer's bound then says.
+is bounded by the relaxation. Where the bound is below the best time so far, each stage first takes
+the counts of least time without reduction; they are the best wherever their reductions end in
+time, as nearly always behind the first stage. For stages where they do not, the whole counts near
+the relaxation's weighing of both times are listed (``listing``).
+
+What is left out is left out by a bound. So the answer is the optimum of the space, unless a list
+grew too long or the floor of the objective was not reached (``relaxation``); then the answer's
+bound is below its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.galvatron.enumerate import Mixes, TooManyError, mixes, undominated
+from benchmarks.galvatron.listing import (
+    FIRST_GAP,
+    WIDER,
+    Mixes,
+    TooManyError,
+    mixes,
+    nearest,
+    undominated,
+)
 from benchmarks.galvatron.relaxation import (
     INFINITE,
     Floats,
     Group,
     best_weights,
+    floor,
     least,
-    Weighted,
     weighted,
 )
 from benchmarks.galvatron.sharedrules import iteration
 from benchmarks.galvatron.space import Family, Vocab
 from benchmarks.galvatron.strategy import Strategy
 
-FIRST_GAP = 1e-6  # of the bound: how far from it the first list reaches
-WIDER = 4.0
 EQUAL = 1e-12
+MOST_COMBINATIONS = 2_000_000
+TRADES = (0.25, 0.5, 1.0)  # weights of reductions to try where nothing can be listed
 
 
 class Chosen(NamedTuple):
@@ -41,7 +56,7 @@ class Chosen(NamedTuple):
     iteration_ms: float
     family: Family
     vocab: int
-    counts: tuple[tuple[tuple[int, ...], ...], ...]  # stage, kind, strategy
+    counts: NDArray[np.int64]  # [stage, kind, strategy]
 
     @property
     def vocab_split(self) -> Vocab:
@@ -54,7 +69,7 @@ class Chosen(NamedTuple):
             for stage in self.counts
             for kind in stage
             for strategy, count in zip(self.family.strategies, kind, strict=True)
-            for _ in range(count)
+            for _ in range(int(count))
         ]
 
 
@@ -83,13 +98,17 @@ class _Search:
         self.budget_mib = budget_mib
         self.best: Chosen | None = None
         self.unlisted = INFINITE
-        self.short: float | None = None
+        self.short = INFINITE
         self.num_solved = 0
 
     @property
     def worth(self) -> float:
         """Only less than this is of interest."""
         return INFINITE if self.best is None else self.best.iteration_ms * (1 - EQUAL)
+
+    def note_shortage(self, short: Floats) -> None:
+        """What plans lack, a row a plan and a column a stage."""
+        self.short = min(self.short, float(short.max(1).min()))
 
     def take(self, chosen: Chosen) -> None:
         if chosen.iteration_ms < self.worth:
@@ -111,26 +130,40 @@ def solve(families: Iterable[Family], budget_mib: float) -> Answer:
     return Answer(
         chosen=best,
         bound_ms=min(reached, search.unlisted),
-        short_mib=None if search.short is None or best is not None else int(-(-search.short // 1)),
+        short_mib=math.ceil(search.short) if best is None and ordered else None,
         num_families=len(ordered),
         num_solved=search.num_solved,
     )
 
 
-def _groups(family: Family, stage: int, kinds: Iterable[int]) -> list[Group]:
-    return [
-        Group(
-            count=family.counts[stage][kind],
-            steady=family.steady_ms[kind],
-            sync=family.sync_ms[kind],
-            memory=family.layer_mib[stage, kind].astype(np.float64),
-        )
-        for kind in kinds
-    ]
+def _groups(family: Family, stage: int) -> list[Group]:
+    """The layers of a stage by kind, each with the strategies that no other one beats."""
+    groups = []
+    for kind, count in enumerate(family.counts[stage]):
+        if count:
+            figures = np.stack(
+                [family.steady_ms[kind], family.sync_ms[kind], family.layer_mib[stage, kind]]
+            )
+            kept = _unbeaten(figures)
+            groups.append(
+                Group(
+                    kind=kind,
+                    count=count,
+                    strategies=kept,
+                    steady=figures[0, kept],
+                    sync=figures[1, kept],
+                    memory=figures[2, kept],
+                )
+            )
+    return groups
 
 
-def _kinds(family: Family, stage: int) -> list[int]:
-    return [kind for kind, count in enumerate(family.counts[stage]) if count]
+def _unbeaten(figures: Floats) -> NDArray[np.int64]:
+    """Columns that no other column is as good as in every row; the first of equal ones."""
+    better = (figures[:, :, None] <= figures[:, None, :]).all(0)
+    equal = better & better.T
+    better &= ~equal | np.tri(len(better), k=-1, dtype=bool).T
+    return np.flatnonzero(~better.any(0))
 
 
 def _without_memory(family: Family) -> float:
@@ -145,159 +178,164 @@ def _solve_family(search: _Search, family: Family) -> None:
     if family.uniform:
         _solve_uniform(search, family, memory)
         return
-    stages = [_groups(family, stage, _kinds(family, stage)) for stage in range(family.pp)]
-    bounds, steady = _quick_bounds(family, stages, memory)
-    _note_shortage(search, stages, memory)
+    stages = [_groups(family, stage) for stage in range(family.pp)]
+    needs = [sum(group.count * float(group.memory.min()) for group in own) for own in stages]
+    search.note_shortage(np.array(needs)[None] - memory)
+    bounds = _quick_bounds(family, stages, memory)
+    solver = _Counts(search, family, stages)
     for vocab in np.argsort(bounds, kind="stable"):
         if bounds[vocab] < search.worth:
             search.num_solved += 1
-            _solve_counts(search, family, stages, int(vocab), memory[vocab], steady[vocab])
-
-
-def _note_shortage(search: _Search, stages: list[list[Group]], memory: Floats) -> None:
-    """How much the smallest plan of a family lacks on its tightest stage."""
-    needs = [
-        sum(group.count * float(group.memory.min()) for group in groups) for groups in stages
-    ]
-    short = float((np.array(needs)[None] - memory).max(1).min())
-    search.short = short if search.short is None else min(search.short, short)
+            solver.solve(int(vocab), memory[vocab])
 
 
 def _solve_uniform(search: _Search, family: Family, memory: Floats) -> None:
-    """One strategy for all layers: a plan for each split of embedding and head."""
+    """One strategy for all layers: every pair of it and a split of embedding and head."""
     counts = np.array(family.counts)
-    held = np.einsum("sk,sk->s", counts, family.layer_mib[:, :, 0])
-    short = (held[None] - memory).max(1)
-    search.short = min(float(short.min()), INFINITE if search.short is None else search.short)
-    steady = (counts @ family.steady_ms[:, 0])[None] + family.ends_ms
-    excess = (counts @ family.sync_ms[:, 0])[None] - family.ends_ms
-    times = np.where(short <= 0, iteration(steady, excess, family.chunks), INFINITE)
-    vocab = int(times.argmin())
-    if times[vocab] < search.worth:
-        own = tuple(tuple((count,) for count in stage) for stage in family.counts)
-        search.take(Chosen(float(times[vocab]), family, vocab, own))
+    vocabs, strategies = np.array(family.pairs).T
+    held = np.einsum("sk,skj->js", counts, family.layer_mib)[strategies]
+    short = held - memory[vocabs]
+    search.note_shortage(short)
+    steady = (counts @ family.steady_ms).T[strategies] + family.ends_ms[vocabs]
+    excess = (counts @ family.sync_ms).T[strategies] - family.ends_ms[vocabs]
+    times = iteration(steady, excess, family.chunks)
+    times[(short > 0).any(1)] = INFINITE
+    best = int(times.argmin())
+    if times[best] < search.worth:
+        taken = np.zeros((*counts.shape, len(family.strategies)), dtype=np.int64)
+        taken[:, :, strategies[best]] = counts
+        search.take(Chosen(float(times[best]), family, int(vocabs[best]), taken))
 
 
-def _quick_bounds(
-    family: Family, stages: list[list[Group]], memory: Floats
-) -> tuple[Floats, Floats]:
-    """For each split of embedding and head: a bound of the time, and of each stage's C."""
+def _quick_bounds(family: Family, stages: list[list[Group]], memory: Floats) -> Floats:
+    """A bound of the time for each split of embedding and head, infinite where none fits."""
     steady = family.ends_ms + np.stack(
         [least(groups, 1.0, 0.0, memory[:, stage]) for stage, groups in enumerate(stages)], axis=1
     )
-    fitting = np.isfinite(steady).all(1)
     bounds = np.full(len(steady), INFINITE)
-    bounds[fitting] = iteration(
-        steady[fitting], np.zeros_like(steady[fitting]), family.chunks
-    )
-    first = family.chunks if family.pp == 1 else 1.0
-    if fitting.any():  # the same with the first stage's reduction added
+    fitting = np.flatnonzero(np.isfinite(steady).all(1))
+    if len(fitting):
+        own = steady[fitting]
+        bounds[fitting] = iteration(own, np.zeros_like(own), family.chunks)
+        first = family.chunks if family.pp == 1 else 1  # the same with the first stage's reduction
+        rest = own[:, 1:].sum(1) + (family.chunks - 1) * own[:, -1] * (family.pp > 1)
         after = least(stages[0], first, 1.0, memory[fitting, 0])
-        rest = steady[fitting, 1:].sum(1) + (
-            (family.chunks - 1) * steady[fitting, -1] if family.pp > 1 else 0.0
+        after += (first - 1) * family.ends_ms[fitting, 0] + rest
+        bounds[fitting] = np.maximum(bounds[fitting], after)
+    return bounds
+
+
+class _Counts:
+    """Finds the best counts of one family, for one split of embedding and head at a time."""
+
+    def __init__(self, search: _Search, family: Family, stages: list[list[Group]]) -> None:
+        self.search = search
+        self.family = family
+        self.stages = stages
+        self._fastest: dict[tuple[int, float], Mixes] = {}
+
+    def solve(self, vocab: int, memory: Floats) -> None:
+        """Take the best counts if they are below the best so far."""
+        ends = self.family.ends_ms[vocab]
+        try:
+            fastest = [self.fastest(stage, limit) for stage, limit in enumerate(memory)]
+            steady = np.array([each.steady[0] for each in fastest]) + ends
+            excess = np.array([each.sync[0] for each in fastest]) - ends
+            before = steady.cumsum() - steady  # no stage starts earlier than this
+            open_ = np.flatnonzero(excess > before)
+            self.take(vocab, fastest)
+            if len(open_):
+                self.weigh(vocab, memory, fastest, set(open_.tolist()))
+        except TooManyError:
+            ideal = np.array([each.steady[0] for each in fastest]) + ends
+            bound = float(floor(ideal, np.zeros_like(ideal), self.family.chunks))
+            self.search.unlisted = min(self.search.unlisted, bound)
+
+    def fastest(self, stage: int, memory: float) -> Mixes:
+        """The mix of least time without reduction; among equals that with the least reduction."""
+        key = (stage, memory)
+        if key not in self._fastest:
+            groups = self.stages[stage]
+            found = nearest(groups, weighted(groups, 1.0, 0.0, memory), memory, INFINITE)
+            assert found is not None  # the relaxation fits, so whole counts do
+            best = found[np.lexsort((found.sync, found.steady))[:1]]
+            self._fastest[key] = replace(best, spent=np.zeros(1))
+        return self._fastest[key]
+
+    def weigh(self, vocab: int, memory: Floats, fastest: list[Mixes], wanted: set[int]) -> None:
+        """Weigh both times against each other in the ``wanted`` stages; the others stay."""
+        ends = self.family.ends_ms[vocab]
+        stages = [own if i in wanted else [] for i, own in enumerate(self.stages)]
+        kept = [0.0 if i in wanted else each.steady[0] for i, each in enumerate(fastest)]
+        behind = [0.0 if i in wanted else each.sync[0] for i, each in enumerate(fastest)]
+        own, sync, fixed = best_weights(
+            stages, ends + kept, np.array(behind) - ends, memory, self.family.chunks
         )
-        bounds[fitting] = np.maximum(
-            bounds[fitting], after + (first - 1) * family.ends_ms[fitting, 0] + rest
-        )
-    return bounds, steady
+        relaxed = {i: weighted(stages[i], own[i], sync[i], memory[i]) for i in sorted(wanted)}
+        bound = fixed + sum(each.least for each in relaxed.values())
+        try:
+            firsts = {}
+            for i, each in relaxed.items():
+                found = nearest(stages[i], each, memory[i], self.search.worth - bound)
+                if found is None:
+                    return
+                firsts[i] = float(found.spent[0])
+            bound += sum(firsts.values())  # no whole counts are nearer
+            gap = FIRST_GAP * bound
+            while bound < self.search.worth:
+                reach = min(gap, self.search.worth - bound)
+                listed = [
+                    mixes(stages[i], relaxed[i], memory[i], firsts[i] + reach) if i in wanted else f
+                    for i, f in enumerate(fastest)
+                ]
+                self.take(vocab, listed, sum(firsts.values()) + reach)
+                if self.search.worth - bound <= reach:
+                    return
+                gap = reach * WIDER
+        except TooManyError:
+            self.search.unlisted = min(self.search.unlisted, bound)
+            for trade in TRADES:
+                tried = list(fastest)
+                for i in wanted:
+                    each = weighted(stages[i], 1.0, trade, memory[i])
+                    tried[i] = nearest(stages[i], each, memory[i], INFINITE) or fastest[i]
+                self.take(vocab, tried)
 
+    def take(self, vocab: int, listed: list[Mixes], gap: float = INFINITE) -> None:
+        """Take the best combination of the stages' mixes that costs at most ``gap`` beyond the
+        bound. Of mixes whose reductions end in time only the fastest counts.
+        """
+        family, ends = self.family, self.family.ends_ms[vocab]
+        before = 0.0
+        chosen, spent = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        kept = []
+        for own, each in zip(ends, listed, strict=True):
+            mine = undominated(each, own + before)
+            before += float(each.steady.min()) + own
+            if len(spent) * len(mine.spent) > MOST_COMBINATIONS:
+                raise TooManyError
+            kept.append(mine)
+            total = spent[:, None] + mine.spent[None]
+            first, second = np.nonzero(total <= gap * (1 + EQUAL) + EQUAL)
+            chosen = np.column_stack([chosen[first], second])
+            spent = total[first, second]
+        if not len(chosen):
+            return
+        steady = np.column_stack([each.steady[chosen[:, i]] for i, each in enumerate(kept)]) + ends
+        excess = np.column_stack([each.sync[chosen[:, i]] for i, each in enumerate(kept)]) - ends
+        times = iteration(steady, excess, family.chunks)
+        floors = floor(steady, excess, family.chunks)
+        below = floors < times * (1 - EQUAL)
+        self.search.unlisted = min(self.search.unlisted, floors[below].min(initial=INFINITE))
+        best = int(times.argmin())
+        if times[best] < self.search.worth:
+            rows = [each[chosen[best, i : i + 1]] for i, each in enumerate(kept)]
+            self.search.take(Chosen(float(times[best]), family, vocab, self.counts(rows)))
 
-def _solve_counts(
-    search: _Search,
-    family: Family,
-    stages: list[list[Group]],
-    vocab: int,
-    memory: Floats,
-    steady: Floats,
-) -> None:
-    """The best counts for one split of embedding and head, if below the best so far."""
-    ends = family.ends_ms[vocab]
-    own, sync, fixed = best_weights(stages, ends, memory, family.chunks)
-    relaxed = [
-        weighted(groups, own[index], sync[index], memory[index])
-        for index, groups in enumerate(stages)
-    ]
-    bound = fixed + sum(each.least for each in relaxed)
-    try:
-        firsts = [
-            _nearest(groups, each, limit, search.worth - bound)
-            for groups, each, limit in zip(stages, relaxed, memory, strict=True)
-        ]
-        bound += sum(firsts)  # no whole counts are nearer
-        gap = FIRST_GAP * bound
-        while bound < search.worth:
-            reach = min(gap, search.worth - bound)
-            listed = [
-                mixes(groups, each, limit, first + reach)
-                for groups, each, limit, first in zip(stages, relaxed, memory, firsts, strict=True)
-            ]
-            for chosen in _combined(family, vocab, listed, steady, sum(firsts) + reach):
-                search.take(chosen)
-            if search.worth - bound <= reach:
-                return
-            gap = reach * WIDER
-    except TooManyError:
-        search.unlisted = min(search.unlisted, bound)
-
-
-def _nearest(groups: list[Group], stage: Weighted, memory: float, most: float) -> float:
-    """What the mix that costs least beyond the relaxation does cost; infinite beyond ``most``."""
-    gap = FIRST_GAP * (abs(stage.least) + 1)
-    while True:
-        found = mixes(groups, stage, memory, gap)
-        if len(found.spent):
-            return float(found.spent.min())
-        if gap > most:
-            return INFINITE
-        gap *= WIDER
-
-
-def _combined(
-    family: Family, vocab: int, listed: list[Mixes], steady: Floats, gap: float
-) -> Iterator[Chosen]:
-    """The best combination of the stages' mixes, if there is any within the gap."""
-    ends = family.ends_ms[vocab]
-    before = np.concatenate([[0.0], np.cumsum(steady)[:-1]])
-    late = [each.sync.max(initial=0.0) - ends[i] - before[i] for i, each in enumerate(listed)]
-    if family.chunks >= family.pp and max(late[2:], default=0.0) <= 0:  # else slower may be better
-        listed = [
-            undominated(each, ends[index] + before[index]) for index, each in enumerate(listed)
-        ]
-    chosen = np.zeros((1, 0), dtype=np.int64)
-    spent = np.zeros(1)
-    for each in listed:
-        if len(spent) * len(each.spent) > MOST_COMBINATIONS:
-            raise TooManyError
-        total = spent[:, None] + each.spent[None]
-        first, second = np.nonzero(total <= gap * (1 + EQUAL) + EQUAL)
-        chosen = np.column_stack([chosen[first], second])
-        spent = total[first, second]
-    if not len(chosen):
-        return
-    own = np.column_stack([each.steady[chosen[:, i]] for i, each in enumerate(listed)]) + ends
-    excess = np.column_stack([each.sync[chosen[:, i]] for i, each in enumerate(listed)]) - ends
-    times = iteration(own, excess, family.chunks)
-    best = int(times.argmin())
-    yield Chosen(
-        float(times[best]), family, vocab, _all_kinds(family, listed, chosen[best])
-    )
-
-
-MOST_COMBINATIONS = 2_000_000
-
-
-def _all_kinds(
-    family: Family, listed: list[Mixes], rows: Floats
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Counts by stage, kind and strategy, with nothing for kinds that a stage does not hold."""
-    nothing = (0,) * len(family.strategies)
-    found = []
-    for stage, (each, row) in enumerate(zip(listed, rows, strict=True)):
-        own = iter(each.counts)
-        found.append(
-            tuple(
-                tuple(int(n) for n in next(own)[int(row)]) if count else nothing
-                for count in family.counts[stage]
-            )
-        )
-    return tuple(found)
+    def counts(self, rows: list[Mixes]) -> NDArray[np.int64]:
+        """One mix of each stage as counts by stage, kind and strategy of the family."""
+        found = np.zeros(self.family.layer_mib.shape, dtype=np.int64)
+        for stage, (groups, mix) in enumerate(zip(self.stages, rows, strict=True)):
+            for group, counts in zip(groups, mix.counts, strict=True):
+                found[stage, group.kind, group.strategies] = counts[0]
+        return found

@@ -32,8 +32,8 @@ class Family:
 
     ``counts[stage][kind]`` layers; ``steady_ms[kind, strategy]`` one micro-batch without gradient
     reduction, ``sync_ms`` what that adds; ``layer_mib[stage, kind, strategy]`` whole MiB;
-    ``ends_ms[vocab, stage]``, ``fixed_mib[vocab, stage]``. ``uniform``: all layers take one
-    strategy. ``least`` and ``most``: the degrees that set the batch's cut (v2.4.0) and the buffer.
+    ``ends_ms[vocab, stage]``, ``fixed_mib[vocab, stage]``. ``pairs``: where all layers take
+    one strategy, which split of embedding and head goes with which strategy. ``least`` and ``most``: the degrees that set the batch's cut (v2.4.0) and the buffer.
     """
 
     pp: int
@@ -50,10 +50,16 @@ class Family:
     layer_mib: NDArray[np.int64]
     ends_ms: NDArray[np.float64]
     fixed_mib: NDArray[np.int64]
-    uniform: bool
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def uniform(self) -> bool:
+        return bool(self.pairs)
 
 
-def kinds_of_stages(kinds: tuple[LayerKind, ...], cut: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def kinds_of_stages(
+    kinds: tuple[LayerKind, ...], cut: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
     """How many layers of each kind each stage has."""
     owners = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
     counts, start = [], 0

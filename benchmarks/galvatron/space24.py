@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -73,9 +74,7 @@ def _family(
     mib = [
         [
             [
-                math.ceil(
-                    rules24.layer_mib(case, figures, kind, each, cut=cut, stage=stage)
-                )
+                math.ceil(rules24.layer_mib(case, figures, kind, each, cut=cut, stage=stage))
                 for each in own
             ]
             for kind in range(len(case.kinds))
@@ -86,42 +85,39 @@ def _family(
         case.coarse or (case.options["global_memory_buffer"] and mode != "sp")
     )
     buffer = int(rules24.buffer_mib(case, cut, most)) if buffered else 0
-    for subset in [[index] for index in range(len(own))] if case.coarse else [[*range(len(own))]]:
-        yield Family(
-            pp=pp,
-            chunks=cut.chunks,
-            mode=mode,
-            least=cut.least,
-            most=most,
-            cut=stages,
-            counts=kinds_of_stages(case.kinds, stages),
-            strategies=tuple(own[index] for index in subset),
-            vocabs=tuple(vocabs),
-            steady_ms=times[:, subset, 1],
-            sync_ms=times[:, subset, 0] - times[:, subset, 1],
-            layer_mib=np.array(mib)[:, :, subset],
-            ends_ms=np.array(
+    yield Family(
+        pp=pp,
+        chunks=cut.chunks,
+        mode=mode,
+        least=cut.least,
+        most=most,
+        cut=stages,
+        counts=kinds_of_stages(case.kinds, stages),
+        strategies=tuple(own),
+        vocabs=tuple(vocabs),
+        steady_ms=times[:, :, 1],
+        sync_ms=times[:, :, 0] - times[:, :, 1],
+        layer_mib=np.array(mib),
+        ends_ms=np.array(
+            [
+                rules24.ends_ms(case, figures, each.strategy, cut=cut, ulysses=each.ulysses)
+                for each in vocabs
+            ]
+        ),
+        fixed_mib=np.array(
+            [
                 [
-                    rules24.ends_ms(case, figures, each.strategy, cut=cut, ulysses=each.ulysses)
-                    for each in vocabs
+                    math.ceil(used) + buffer
+                    for used in rules24.ends_mib(case, figures, each.strategy, cut)
                 ]
-            ),
-            fixed_mib=np.array(
-                [
-                    [
-                        math.ceil(used) + buffer
-                        for used in rules24.ends_mib(case, figures, each.strategy, cut)
-                    ]
-                    for each in vocabs
-                ]
-            ),
-            uniform=case.coarse,
-        )
+                for each in vocabs
+            ]
+        ),
+        pairs=tuple(product(range(len(vocabs)), range(len(own)))) if case.coarse else (),
+    )
 
 
-def _vocabs(
-    case: Case, figures: Figures, pp: int, least: int, most: int, mode: str
-) -> list[Vocab]:
+def _vocabs(case: Case, figures: Figures, pp: int, least: int, most: int, mode: str) -> list[Vocab]:
     """Degrees from ``least`` to ``most``, by TP or by SP, with or without ZeRO-3."""
     per_stage = case.world // pp
     ways = {"tp": (False,), "sp": (True,), "both": (False, True)}[mode]
@@ -151,7 +147,11 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
                 continue
             tp, sp = (1, degree) if ulysses else (degree, 1)
             dp = per_stage // degree
-            sides = (True, False) if degree > 1 and dp > 1 and not option["disable_tp_consec"] else (True,)
+            sides = (
+                (True, False)
+                if degree > 1 and dp > 1 and not option["disable_tp_consec"]
+                else (True,)
+            )
             for zero3 in _shards(case, dp):
                 for recompute in (False, True) if recomputes(case, figures) else (False,):
                     for near in sides:
@@ -164,9 +164,7 @@ def _shards(case: Case, dp: int) -> tuple[bool, ...]:
         return (False,)
     without = case.options["disable_sdp"] or case.options["disable_fsdp"]
     return tuple(
-        zero3
-        for zero3, off in ((False, case.options["disable_dp"]), (True, without))
-        if not off
+        zero3 for zero3, off in ((False, case.options["disable_dp"]), (True, without)) if not off
     )
 
 

@@ -17,6 +17,8 @@ from benchmarks.galvatron.relaxation import Floats, Group, Weighted
 
 MOST = 300_000
 ROUNDING = 1e-9
+FIRST_GAP = 1e-6  # of a stage's least: how far from it the first list reaches
+WIDER = 4.0
 
 
 class TooManyError(Exception):
@@ -56,6 +58,18 @@ def mixes(groups: list[Group], stage: Weighted, memory: float, gap: float) -> Mi
     total = found.spent + stage.price * (memory - found.memory)
     found = Mixes(**{**_fields(found), "spent": total})
     return found[np.flatnonzero(total <= gap)]
+
+
+def nearest(groups: list[Group], stage: Weighted, memory: float, most: float) -> Mixes | None:
+    """The mixes that cost least beyond the relaxation, or None if that is more than ``most``."""
+    gap = FIRST_GAP * (abs(stage.least) + 1)
+    while True:
+        found = mixes(groups, stage, memory, gap)
+        if len(found.spent):
+            return found[np.flatnonzero(found.spent <= found.spent.min() + ROUNDING)]
+        if gap > most:
+            return None
+        gap *= WIDER
 
 
 def undominated(found: Mixes, indifferent: float) -> Mixes:
