@@ -377,7 +377,9 @@ def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
 
 
 def _write_imported(
-    output: str, force: bool, read: Callable[[], tuple[str, Sequence[str]]]  # noqa: FBT001
+    output: str,
+    force: bool,
+    read: Callable[[], tuple[str, Sequence[str]]],  # noqa: FBT001
 ) -> None:
     """Write or print the text that was made, with its notes on stderr."""
     if output != "-":

@@ -82,6 +82,15 @@ def undominated(found: Mixes, indifferent: float) -> Mixes:
     return found[order[kept]]
 
 
+def distinct(found: Mixes) -> Mixes:
+    """One of the mixes of each pair of times, that which costs least beyond the relaxation."""
+    order = np.lexsort((found.spent, found.sync, found.steady))
+    steady, sync = found.steady[order], found.sync[order]
+    kept = np.ones(len(order), dtype=bool)
+    kept[1:] = (steady[1:] != steady[:-1]) | (sync[1:] != sync[:-1])
+    return found[order[kept]]
+
+
 def _group_mixes(group: Group, surplus: Floats, gap: float) -> Mixes:
     """Counts of one group: the strategy of no surplus takes what the others leave."""
     order = np.argsort(surplus, kind="stable")

@@ -60,8 +60,10 @@ class Weighted:
     surplus: tuple[Floats, ...]
 
 
-def pieces(stages: int, chunks: int) -> tuple[Floats, Floats]:
-    """Factors of C, and of S less embedding and head, in each function of the floor, one a row."""
+def pieces(stages: int, chunks: int, *, whole: bool = False) -> tuple[Floats, Floats]:
+    """Factors of C, and of S less embedding and head, in each function of the floor (or of the
+    ``whole`` objective), one a row.
+    """
     fills = np.zeros((3, stages))
     fills[0] = 1
     fills[0, -1] += chunks - 1
@@ -72,7 +74,7 @@ def pieces(stages: int, chunks: int) -> tuple[Floats, Floats]:
     late = np.vstack([np.zeros(stages), np.eye(stages)])
     before = np.vstack([np.zeros(stages), np.tri(stages, k=-1)])
     own = (fills[:, None] - before[None]).reshape(-1, stages)
-    rising = (own >= 0).all(1)
+    rising = (own >= 0).all(1) | whole
     return own[rising], np.tile(late, (3, 1))[rising]
 
 
@@ -126,12 +128,16 @@ def weighted(groups: list[Group], steady: float, sync: float, memory: float) -> 
 
 
 def best_weights(
-    stages: list[list[Group]], steady: Floats, excess: Floats, memory: Floats, chunks: int
+    stages: list[list[Group]],
+    steady: Floats,
+    excess: Floats,
+    memory: Floats,
+    functions: tuple[Floats, Floats],
 ) -> tuple[Floats, Floats, float]:
     """(a, t, fixed part) of the weights with the greatest bound. ``steady`` and ``excess``: what
-    is fixed in each stage; a stage without groups is fixed altogether.
+    is fixed in each stage; a stage without groups is fixed altogether. ``functions``: ``pieces``.
     """
-    own, late = pieces(len(stages), chunks)
+    own, late = functions
     fixed = own @ steady + late @ excess
     columns = [(index, group) for index, groups in enumerate(stages) for group in groups]
     limited = [index for index, groups in enumerate(stages) if groups]

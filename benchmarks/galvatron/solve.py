@@ -26,6 +26,7 @@ from benchmarks.galvatron.listing import (
     WIDER,
     Mixes,
     TooManyError,
+    distinct,
     mixes,
     nearest,
     undominated,
@@ -37,6 +38,7 @@ from benchmarks.galvatron.relaxation import (
     best_weights,
     floor,
     least,
+    pieces,
     weighted,
 )
 from benchmarks.galvatron.sharedrules import iteration
@@ -136,15 +138,17 @@ def solve(families: Iterable[Family], budget_mib: float) -> Answer:
     )
 
 
-def _groups(family: Family, stage: int) -> list[Group]:
-    """The layers of a stage by kind, each with the strategies that no other one beats."""
+def _groups(family: Family, stage: int, *, every: bool = False) -> list[Group]:
+    """The layers of a stage by kind, each with the strategies that no other one beats, or with
+    ``every`` one.
+    """
     groups = []
     for kind, count in enumerate(family.counts[stage]):
         if count:
             figures = np.stack(
                 [family.steady_ms[kind], family.sync_ms[kind], family.layer_mib[stage, kind]]
             )
-            kept = _unbeaten(figures)
+            kept = np.arange(len(family.strategies)) if every else _unbeaten(figures)
             groups.append(
                 Group(
                     kind=kind,
@@ -237,19 +241,16 @@ class _Counts:
     def solve(self, vocab: int, memory: Floats) -> None:
         """Take the best counts if they are below the best so far."""
         ends = self.family.ends_ms[vocab]
-        try:
-            fastest = [self.fastest(stage, limit) for stage, limit in enumerate(memory)]
-            steady = np.array([each.steady[0] for each in fastest]) + ends
-            excess = np.array([each.sync[0] for each in fastest]) - ends
-            before = steady.cumsum() - steady  # no stage starts earlier than this
-            open_ = np.flatnonzero(excess > before)
-            self.take(vocab, fastest)
-            if len(open_):
-                self.weigh(vocab, memory, fastest, set(open_.tolist()))
-        except TooManyError:
-            ideal = np.array([each.steady[0] for each in fastest]) + ends
-            bound = float(floor(ideal, np.zeros_like(ideal), self.family.chunks))
-            self.search.unlisted = min(self.search.unlisted, bound)
+        fastest = [self.fastest(stage, limit) for stage, limit in enumerate(memory)]
+        steady = np.array([each.steady[0] for each in fastest]) + ends
+        excess = np.array([each.sync[0] for each in fastest]) - ends
+        before = steady.cumsum() - steady  # no stage starts earlier than this
+        late = np.flatnonzero(excess > before).tolist()
+        unreached = self.take(vocab, fastest)
+        if late:
+            unreached = min(unreached, self.weigh(vocab, memory, fastest, late))
+        if unreached < self.search.worth:
+            self.weigh(vocab, memory, fastest, list(range(len(memory))), unreached=unreached)
 
     def fastest(self, stage: int, memory: float) -> Mixes:
         """The mix of least time without reduction; among equals that with the least reduction."""
@@ -262,56 +263,79 @@ class _Counts:
             self._fastest[key] = replace(best, spent=np.zeros(1))
         return self._fastest[key]
 
-    def weigh(self, vocab: int, memory: Floats, fastest: list[Mixes], wanted: set[int]) -> None:
-        """Weigh both times against each other in the ``wanted`` stages; the others stay."""
-        ends = self.family.ends_ms[vocab]
-        stages = [own if i in wanted else [] for i, own in enumerate(self.stages)]
-        kept = [0.0 if i in wanted else each.steady[0] for i, each in enumerate(fastest)]
-        behind = [0.0 if i in wanted else each.sync[0] for i, each in enumerate(fastest)]
-        own, sync, fixed = best_weights(
-            stages, ends + kept, np.array(behind) - ends, memory, self.family.chunks
-        )
-        relaxed = {i: weighted(stages[i], own[i], sync[i], memory[i]) for i in sorted(wanted)}
+    def weigh(
+        self,
+        vocab: int,
+        memory: Floats,
+        fastest: list[Mixes],
+        wanted: list[int],
+        unreached: float | None = None,
+    ) -> float:
+        """Weigh both times against each other in the ``wanted`` stages; the others stay. The
+        least floor that was not reached; where one is given, the objective itself is searched.
+        """
+        family, ends, worth = self.family, self.family.ends_ms[vocab], self.search.worth
+        whole = unreached is not None
+        stages: list[list[Group]] = [[] for _ in fastest]
+        steady, excess = ends.copy(), -ends
+        for i, each in enumerate(fastest):
+            if i in wanted:
+                stages[i] = _groups(family, i, every=True) if whole else self.stages[i]
+            else:
+                steady[i] += each.steady[0]
+                excess[i] += each.sync[0]
+        functions = pieces(family.pp, family.chunks, whole=whole)
+        own, sync, fixed = best_weights(stages, steady, excess, memory, functions)
+        relaxed = {i: weighted(stages[i], own[i], sync[i], memory[i]) for i in wanted}
         bound = fixed + sum(each.least for each in relaxed.values())
+        lowest = INFINITE
         try:
             firsts = {}
             for i, each in relaxed.items():
-                found = nearest(stages[i], each, memory[i], self.search.worth - bound)
+                found = nearest(stages[i], each, memory[i], worth - bound)
                 if found is None:
-                    return
+                    return lowest
                 firsts[i] = float(found.spent[0])
             bound += sum(firsts.values())  # no whole counts are nearer
-            gap = FIRST_GAP * bound
+            gap = FIRST_GAP * (1 + abs(bound))
             while bound < self.search.worth:
                 reach = min(gap, self.search.worth - bound)
-                listed = [
-                    mixes(stages[i], relaxed[i], memory[i], firsts[i] + reach) if i in wanted else f
-                    for i, f in enumerate(fastest)
-                ]
-                self.take(vocab, listed, sum(firsts.values()) + reach)
+                listed = list(fastest)
+                for i in wanted:
+                    listed[i] = mixes(stages[i], relaxed[i], memory[i], firsts[i] + reach)
+                beyond = sum(firsts.values()) + reach
+                lowest = min(lowest, self.take(vocab, listed, beyond, whole=whole))
                 if self.search.worth - bound <= reach:
-                    return
+                    break
                 gap = reach * WIDER
         except TooManyError:
-            self.search.unlisted = min(self.search.unlisted, bound)
-            for trade in TRADES:
-                tried = list(fastest)
-                for i in wanted:
-                    each = weighted(stages[i], 1.0, trade, memory[i])
-                    tried[i] = nearest(stages[i], each, memory[i], INFINITE) or fastest[i]
-                self.take(vocab, tried)
+            certain = bound if unreached is None else max(bound, unreached)
+            self.search.unlisted = min(self.search.unlisted, certain)
+            self.guess(vocab, memory, fastest, wanted)
+        return lowest
 
-    def take(self, vocab: int, listed: list[Mixes], gap: float = INFINITE) -> None:
+    def guess(self, vocab: int, memory: Floats, fastest: list[Mixes], wanted: list[int]) -> None:
+        """Take the mixes of some weights, where all that could be better are too many."""
+        for trade in TRADES:
+            tried = list(fastest)
+            for i in wanted:
+                each = weighted(self.stages[i], 1.0, trade, memory[i])
+                tried[i] = nearest(self.stages[i], each, memory[i], INFINITE) or fastest[i]
+            self.take(vocab, tried)
+
+    def take(
+        self, vocab: int, listed: list[Mixes], gap: float = INFINITE, *, whole: bool = False
+    ) -> float:
         """Take the best combination of the stages' mixes that costs at most ``gap`` beyond the
-        bound. Of mixes whose reductions end in time only the fastest counts.
+        bound. Of mixes whose reductions end in time only the fastest counts, unless the ``whole``
+        objective is searched. The least floor below its combination's time.
         """
         family, ends = self.family, self.family.ends_ms[vocab]
-        before = 0.0
-        chosen, spent = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        chosen, spent, before = np.zeros((1, 0), dtype=np.int64), np.zeros(1), 0.0
         kept = []
         for own, each in zip(ends, listed, strict=True):
-            mine = undominated(each, own + before)
-            before += float(each.steady.min()) + own
+            mine = distinct(each) if whole else undominated(each, own + before)
+            before += float(each.steady.min(initial=INFINITE)) + own
             if len(spent) * len(mine.spent) > MOST_COMBINATIONS:
                 raise TooManyError
             kept.append(mine)
@@ -320,22 +344,26 @@ class _Counts:
             chosen = np.column_stack([chosen[first], second])
             spent = total[first, second]
         if not len(chosen):
-            return
+            return INFINITE
         steady = np.column_stack([each.steady[chosen[:, i]] for i, each in enumerate(kept)]) + ends
         excess = np.column_stack([each.sync[chosen[:, i]] for i, each in enumerate(kept)]) - ends
         times = iteration(steady, excess, family.chunks)
-        floors = floor(steady, excess, family.chunks)
-        below = floors < times * (1 - EQUAL)
-        self.search.unlisted = min(self.search.unlisted, floors[below].min(initial=INFINITE))
         best = int(times.argmin())
         if times[best] < self.search.worth:
             rows = [each[chosen[best, i : i + 1]] for i, each in enumerate(kept)]
-            self.search.take(Chosen(float(times[best]), family, vocab, self.counts(rows)))
+            self.search.take(
+                Chosen(float(times[best]), family, vocab, self.counts(rows, whole=whole))
+            )
+        floors = floor(steady, excess, family.chunks)
+        return (
+            INFINITE if whole else float(floors[floors < times * (1 - EQUAL)].min(initial=INFINITE))
+        )
 
-    def counts(self, rows: list[Mixes]) -> NDArray[np.int64]:
+    def counts(self, rows: list[Mixes], *, whole: bool) -> NDArray[np.int64]:
         """One mix of each stage as counts by stage, kind and strategy of the family."""
         found = np.zeros(self.family.layer_mib.shape, dtype=np.int64)
-        for stage, (groups, mix) in enumerate(zip(self.stages, rows, strict=True)):
+        for stage, mix in enumerate(rows):
+            groups = _groups(self.family, stage, every=True) if whole else self.stages[stage]
             for group, counts in zip(groups, mix.counts, strict=True):
                 found[stage, group.kind, group.strategies] = counts[0]
         return found
