@@ -8,7 +8,7 @@ the best are few, and all of them are listed here, as arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from benchmarks.galvatron.relaxation import Floats, Group, Weighted
 
 MOST = 300_000
-ROUNDING = 1e-9
-FIRST_GAP = 1e-6  # of a stage's least: how far from it the first list reaches
-WIDER = 4.0
+ROUNDING = 1e-12
+FIRST_GAP = 1e-7  # of a stage's least: how far from it the first list reaches
+WIDER = 3.0
 
 
 class TooManyError(Exception):
@@ -29,6 +29,7 @@ class TooManyError(Exception):
 class Mixes:
     """Counts of a stage, one a row: ``counts[group][row, strategy]``, and their sums."""
 
+    groups: tuple[Group, ...]
     counts: tuple[NDArray[np.int64], ...]
     spent: Floats
     steady: Floats
@@ -37,6 +38,7 @@ class Mixes:
 
     def __getitem__(self, rows: NDArray[np.int64]) -> Mixes:
         return Mixes(
+            groups=self.groups,
             counts=tuple(each[rows] for each in self.counts),
             spent=self.spent[rows],
             steady=self.steady[rows],
@@ -49,15 +51,14 @@ def mixes(groups: list[Group], stage: Weighted, memory: float, gap: float) -> Mi
     """All mixes of a stage that fit and cost at most ``gap`` beyond its least value."""
     gap += ROUNDING * (1 + abs(stage.least))
     zero = np.zeros(1)
-    found = Mixes(counts=(), spent=zero, steady=zero, sync=zero, memory=zero)
+    found = Mixes(groups=(), counts=(), spent=zero, steady=zero, sync=zero, memory=zero)
     later = sum(group.count * float(group.memory.min()) for group in groups)
     for group, surplus in zip(groups, stage.surplus, strict=True):
         later -= group.count * float(group.memory.min())
         own = _group_mixes(group, surplus, gap)
         found = _joined(found, own, gap, memory - later)
     total = found.spent + stage.price * (memory - found.memory)
-    found = Mixes(**{**_fields(found), "spent": total})
-    return found[np.flatnonzero(total <= gap)]
+    return replace(found, spent=total)[np.flatnonzero(total <= gap)]
 
 
 def nearest(groups: list[Group], stage: Weighted, memory: float, most: float) -> Mixes | None:
@@ -112,6 +113,7 @@ def _group_mixes(group: Group, surplus: Floats, gap: float) -> Mixes:
         used, spent = used[source] + taken, spent[source] + surplus[strategy] * taken
     rows[:, order[0]] = group.count - used
     return Mixes(
+        groups=(group,),
         counts=(rows,),
         spent=spent,
         steady=rows @ group.steady,
@@ -131,13 +133,10 @@ def _joined(left: Mixes, right: Mixes, gap: float, memory: float) -> Mixes:
         raise TooManyError
     a, b = left[first], right[second]
     return Mixes(
+        groups=(*a.groups, *b.groups),
         counts=(*a.counts, *b.counts),
         spent=a.spent + b.spent,
         steady=a.steady + b.steady,
         sync=a.sync + b.sync,
         memory=a.memory + b.memory,
     )
-
-
-def _fields(found: Mixes) -> dict[str, object]:
-    return {name: getattr(found, name) for name in Mixes.__dataclass_fields__}
