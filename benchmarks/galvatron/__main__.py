@@ -1,0 +1,157 @@
+"""Solve recorded cases of Hetu-Galvatron and print our answer beside its own.
+
+    python -m benchmarks.galvatron CASE.json... [--profiles DIR] [--format text|json]
+
+CASE.json is a search problem. The profiles that it names are looked for in DIR (by default the
+folder ``profiles`` beside the case's own), the peer's answer in ``results`` beside it; where there
+is none, its figures are null. CPU seconds are those of the search: fits, space and solving, without
+reading files, as in the peer's own record. Exit code 1: slower than the peer in some case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.galvatron.cases import Case, read_case, read_profile, read_result
+from benchmarks.galvatron.figures import figures_of
+from benchmarks.galvatron.plan import cost, plan_of, recorded_plan
+from benchmarks.galvatron.solve import Answer, solve
+from benchmarks.galvatron.space import families
+from profiles.errors import ParplanError
+
+SLOWER = 1e-6  # relative: the peer's own fits are not exact to more
+
+
+def side_by_side(path: Path, profiles: Path) -> dict[str, Any]:
+    """One case: our plan, the peer's, and both under the same rules."""
+    case = read_case(path)
+    profile = read_profile(case, profiles)
+    started = time.process_time()
+    figures = figures_of(case, profile)
+    answer = solve(families(case, figures), case.budget_mib)
+    cpu_s = time.process_time() - started
+    found = answer.chosen is not None
+    told: dict[str, Any] = {
+        "case": case.name,
+        "found": found,
+        "ours_iteration_s": None,
+        "ours_under_peer_costs_s": None,
+        "peer_iteration_s": None,
+        "peer_under_peer_costs_s": None,
+        "ours_cpu_s": round(cpu_s, 6),
+        "peer_cpu_s": None,
+        "proven": answer.proven,
+        "proof": proof(case, answer),
+        "ours_plan": None,
+        "peer_plan": None,
+        "ours_config": None,
+        "ours_memory_mib": None,
+        "notes": notes(case, answer),
+    }
+    if answer.chosen is not None:
+        own = plan_of(answer.chosen)
+        costs = cost(case, figures, own)
+        told |= {
+            "ours_iteration_s": answer.chosen.iteration_ms / 1e3,
+            "ours_under_peer_costs_s": costs.iteration_s,
+            "ours_memory_mib": list(costs.memory_mib),
+            "ours_plan": own.text(),
+            "ours_config": own.config(case),
+        }
+    result = read_result(path.parent.parent / "results" / path.name)
+    if result is not None:
+        told |= {
+            "peer_iteration_s": result["iteration_time_s"],
+            "peer_cpu_s": result["search_cpu_s"],
+        }
+        if result["best_task"] is not None:
+            theirs = recorded_plan(case, result["best_task"])
+            told["peer_under_peer_costs_s"] = cost(case, figures, theirs).iteration_s
+            told["peer_plan"] = theirs.text()
+    return told
+
+
+def proof(case: Case, answer: Answer) -> str:
+    """Why there is no better plan, or none at all."""
+    space = f"{answer.num_families} families of plans"
+    if answer.chosen is not None:
+        if answer.proven:
+            return f"optimal: all else in {space} is bounded by it"
+        return f"no plan of {space} is faster than {answer.bound_ms / 1e3:.6g} s"
+    if answer.short_mib is None:
+        return "no plan exists: the space is empty"
+    return (
+        f"no plan exists: of {space} the one with the least need lacks {answer.short_mib:,} MiB of "
+        f"{case.budget_mib:,.0f} MiB"
+    )
+
+
+def notes(case: Case, answer: Answer) -> list[str]:
+    """Where the rules price something else than what is asked for."""
+    if answer.chosen is None or case.engine != "main":
+        return []
+    family = answer.chosen.family
+    replicas = sorted({each.dp for each in answer.chosen.strategies()})
+    return [
+        f"dp {dp} does not divide {case.global_batch // family.chunks} samples: the rest is not priced"
+        for dp in replicas
+        if case.global_batch // family.chunks % dp
+    ]
+
+
+def report(told: list[dict[str, Any]]) -> str:
+    """Two lines a case, then the plans."""
+    lines = [
+        f"{'case':44} {'ours s':>10} {'peer s':>10} {'faster':>8} {'CPU s':>7} {'peer CPU':>9} {'ratio':>7}"
+    ]
+    for own in told:
+        ours, peer = own["ours_iteration_s"], own["peer_iteration_s"]
+        gain = f"{100 * (peer / ours - 1):.3f} %" if ours and peer else ""
+        ratio = f"{own['peer_cpu_s'] / own['ours_cpu_s']:.0f}" if own["peer_cpu_s"] else ""
+        cells = [f"{each:.5f}" if each else "none" for each in (ours, peer)]
+        lines.append(
+            f"{own['case']:44} {cells[0]:>10} {cells[1]:>10} {gain:>8} {own['ours_cpu_s']:7.3f} "
+            f"{own['peer_cpu_s'] or '':>9} {ratio:>7}"
+        )
+        lines += [f"    ours: {own['ours_plan']}"] if own["ours_plan"] else []
+        lines += [f"    peer: {own['peer_plan']}"] if own["peer_plan"] else []
+        lines += [f"    {own['proof']}", *(f"    note: {note}" for note in own["notes"])]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.galvatron", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("cases", nargs="+", type=Path, metavar="CASE.json")
+    parser.add_argument("--profiles", type=Path, metavar="DIR")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    asked = parser.parse_args(arguments)
+    told, failed = [], False
+    for path in asked.cases:
+        folder = asked.profiles or path.parent.parent / "profiles"
+        try:
+            told.append(side_by_side(path, folder))
+        except ParplanError as error:
+            print(error, file=sys.stderr)
+            failed = True
+    print(json.dumps({"cases": told}, indent=2) if asked.format == "json" else report(told))
+    if failed:
+        return 2
+    return int(any(slower(own) for own in told))
+
+
+def slower(own: dict[str, Any]) -> bool:
+    """Whether the peer's plan is faster under the same rules."""
+    peer = own["peer_under_peer_costs_s"]
+    return peer is not None and (
+        not own["found"] or own["ours_under_peer_costs_s"] > peer * (1 + SLOWER)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
