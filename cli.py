@@ -373,13 +373,11 @@ def describe(reference: str, form: str) -> None:
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
     """Make a cluster YAML of a topology of nvidia-smi topo -m, NCCL, Slurm or ASTRA-sim."""
-    _write_imported(output, force, lambda: profiles.read_topology(file, **told))
+    _write_imported(output, force=force, read=lambda: profiles.read_topology(file, **told))
 
 
 def _write_imported(
-    output: str,
-    force: bool,
-    read: Callable[[], tuple[str, Sequence[str]]],  # noqa: FBT001
+    output: str, *, force: bool, read: Callable[[], tuple[str, Sequence[str]]]
 ) -> None:
     """Write or print the text that was made, with its notes on stderr."""
     if output != "-":
@@ -409,7 +407,7 @@ def profile() -> None:
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: bool) -> None:
     """Make a profile YAML of what another tool measured."""
-    _write_imported(output, force, lambda: profiles.import_profile(tool, paths))
+    _write_imported(output, force=force, read=lambda: profiles.import_profile(tool, paths))
 
 
 @main.command()

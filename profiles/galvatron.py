@@ -10,7 +10,6 @@ left out and counted in a note.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from profiles import jsonfile
@@ -32,6 +31,7 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from profiles.yamlfile import Document, Mark, Place
 

@@ -120,12 +120,12 @@ class ProfileFile(FileSchema):
     kind: Literal["profile"]
     name: Name
     source: str = Field(min_length=1, description="Where the figures come from.")
-    layer_times: list[LayerTimeFile] = []
-    layer_memory: list[LayerMemoryFile] = []
-    ends_memory: list[EndsMemoryFile] = []
-    bandwidths: list[BandwidthFile] = []
-    collective_times: list[CollectiveTimeFile] = []
-    overlaps: list[OverlapFile] = []
+    layer_times: list[LayerTimeFile] = Field(default=[])
+    layer_memory: list[LayerMemoryFile] = Field(default=[])
+    ends_memory: list[EndsMemoryFile] = Field(default=[])
+    bandwidths: list[BandwidthFile] = Field(default=[])
+    collective_times: list[CollectiveTimeFile] = Field(default=[])
+    overlaps: list[OverlapFile] = Field(default=[])
 
 
 def profile_of(document: Document) -> Profile:

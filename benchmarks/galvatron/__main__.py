@@ -97,27 +97,29 @@ def notes(case: Case, answer: Answer) -> list[str]:
         return []
     family = answer.chosen.family
     replicas = sorted({each.dp for each in answer.chosen.strategies()})
+    samples = case.global_batch // family.chunks
     return [
-        f"dp {dp} does not divide {case.global_batch // family.chunks} samples: the rest is not priced"
+        f"dp {dp} does not divide {samples} samples: the rules do not price the rest"
         for dp in replicas
-        if case.global_batch // family.chunks % dp
+        if samples % dp
     ]
 
 
 def report(told: list[dict[str, Any]]) -> str:
     """Two lines a case, then the plans."""
-    lines = [
-        f"{'case':44} {'ours s':>10} {'peer s':>10} {'faster':>8} {'CPU s':>7} {'peer CPU':>9} {'ratio':>7}"
-    ]
+    head = ("ours s", "peer s", "faster", "CPU s", "peer CPU", "ratio")
+    lines = [f"{'case':44} " + " ".join(f"{each:>10}" for each in head)]
     for own in told:
         ours, peer = own["ours_iteration_s"], own["peer_iteration_s"]
-        gain = f"{100 * (peer / ours - 1):.3f} %" if ours and peer else ""
-        ratio = f"{own['peer_cpu_s'] / own['ours_cpu_s']:.0f}" if own["peer_cpu_s"] else ""
-        cells = [f"{each:.5f}" if each else "none" for each in (ours, peer)]
-        lines.append(
-            f"{own['case']:44} {cells[0]:>10} {cells[1]:>10} {gain:>8} {own['ours_cpu_s']:7.3f} "
-            f"{own['peer_cpu_s'] or '':>9} {ratio:>7}"
-        )
+        cells = [
+            "none" if ours is None else f"{ours:.5f}",
+            "none" if peer is None else f"{peer:.5f}",
+            f"{max(0.0, 100 * (peer / ours - 1)):.3f} %" if ours and peer else "",
+            f"{own['ours_cpu_s']:.3f}",
+            "" if own["peer_cpu_s"] is None else f"{own['peer_cpu_s']:.2f}",
+            f"{own['peer_cpu_s'] / own['ours_cpu_s']:.0f}" if own["peer_cpu_s"] else "",
+        ]
+        lines.append(f"{own['case']:44} " + " ".join(f"{each:>10}" for each in cells))
         lines += [f"    ours: {own['ours_plan']}"] if own["ours_plan"] else []
         lines += [f"    peer: {own['peer_plan']}"] if own["peer_plan"] else []
         lines += [f"    {own['proof']}", *(f"    note: {note}" for note in own["notes"])]

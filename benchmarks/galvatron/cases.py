@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from profiles import jsonfile
 from profiles.errors import InputError, Problem
 from profiles.galvatron import read_galvatron
-from profiles.measured import Profile
 from profiles.nearest import nearest
-from profiles.yamlfile import Document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from profiles.measured import Profile
+    from profiles.yamlfile import Document
 
 MIB_PER_GIB: Final = 1024
 RESERVED_ABOVE_GIB: Final = 20
@@ -171,7 +174,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 def _kinds(given: _Given) -> tuple[LayerKind, ...]:
     types = given.at(("model", "layer_types"))
     if types is None:
-        places = [("model",)]
+        places: list[tuple[str | int, ...]] = [("model",)]
         keys = ("hidden_size", "seq_length", "num_layers")
     else:
         places = [("model", "layer_types", index) for index in range(len(types))]

@@ -9,14 +9,16 @@ offered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from benchmarks.galvatron.cases import Case
 from profiles.errors import InputError, Problem
 from profiles.measured import ENDS, EndsMemory, LayerMemory, LayerTime, Operation, Position, Profile
 from profiles.units import MIB
+
+if TYPE_CHECKING:
+    from benchmarks.galvatron.cases import Case
 
 FEWEST_BATCHES: Final = 2
 FEWEST_LENGTHS: Final = 3

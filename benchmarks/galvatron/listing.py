@@ -9,11 +9,16 @@ the best are few, and all of them are listed here, as arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.galvatron.relaxation import Floats, Group, Weighted
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from benchmarks.galvatron.relaxation import Floats, Group, Weighted
 
 MOST = 300_000
 ROUNDING = 1e-12
@@ -36,6 +41,22 @@ class Mixes:
     sync: Floats
     memory: Floats
 
+    @classmethod
+    def of(
+        cls, groups: Sequence[Group], counts: Sequence[NDArray[np.int64]], spent: Floats
+    ) -> Self:
+        """The mixes with these counts; ``spent`` is what they cost beyond the bound."""
+        pairs = list(zip(groups, counts, strict=True))
+        nothing = np.zeros(len(spent))
+        return cls(
+            groups=tuple(groups),
+            counts=tuple(counts),
+            spent=spent,
+            steady=sum((rows @ group.steady for group, rows in pairs), nothing),
+            sync=sum((rows @ group.sync for group, rows in pairs), nothing),
+            memory=sum((rows @ group.memory for group, rows in pairs), nothing),
+        )
+
     def __getitem__(self, rows: NDArray[np.int64]) -> Mixes:
         return Mixes(
             groups=self.groups,
@@ -50,13 +71,11 @@ class Mixes:
 def mixes(groups: list[Group], stage: Weighted, memory: float, gap: float) -> Mixes:
     """All mixes of a stage that fit and cost at most ``gap`` beyond its least value."""
     gap += ROUNDING * (1 + abs(stage.least))
-    zero = np.zeros(1)
-    found = Mixes(groups=(), counts=(), spent=zero, steady=zero, sync=zero, memory=zero)
+    found = Mixes.of((), (), np.zeros(1))
     later = sum(group.count * float(group.memory.min()) for group in groups)
     for group, surplus in zip(groups, stage.surplus, strict=True):
         later -= group.count * float(group.memory.min())
-        own = _group_mixes(group, surplus, gap)
-        found = _joined(found, own, gap, memory - later)
+        found = _joined(found, _group_mixes(group, surplus, gap), gap, memory - later)
     total = found.spent + stage.price * (memory - found.memory)
     return replace(found, spent=total)[np.flatnonzero(total <= gap)]
 
@@ -100,8 +119,8 @@ def _group_mixes(group: Group, surplus: Floats, gap: float) -> Mixes:
     for strategy in order[:0:-1]:
         room = group.count - used
         if surplus[strategy] > 0:
-            affordable = (gap - spent) / surplus[strategy]
-            room = np.minimum(room, np.minimum(affordable, group.count).astype(np.int64))
+            affordable = np.minimum((gap - spent) / surplus[strategy], group.count)
+            room = np.minimum(room, affordable.astype(np.int64))
         repeats = room + 1
         total = int(repeats.sum())
         if total > MOST:
@@ -112,14 +131,7 @@ def _group_mixes(group: Group, surplus: Floats, gap: float) -> Mixes:
         rows[:, strategy] = taken
         used, spent = used[source] + taken, spent[source] + surplus[strategy] * taken
     rows[:, order[0]] = group.count - used
-    return Mixes(
-        groups=(group,),
-        counts=(rows,),
-        spent=spent,
-        steady=rows @ group.steady,
-        sync=rows @ group.sync,
-        memory=rows @ group.memory,
-    )
+    return Mixes.of([group], [rows], spent)
 
 
 def _joined(left: Mixes, right: Mixes, gap: float, memory: float) -> Mixes:

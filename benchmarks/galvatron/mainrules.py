@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.galvatron.cases import Case
-from benchmarks.galvatron.figures import Figures
+from typing import TYPE_CHECKING
+
 from benchmarks.galvatron.sharedrules import (
     BACKWARD,
     CONTEXT_MIB,
@@ -13,9 +13,13 @@ from benchmarks.galvatron.sharedrules import (
     overlapped_ms,
     states_factor,
 )
-from benchmarks.galvatron.strategy import Strategy
 from profiles.measured import Position
 from profiles.units import MIB
+
+if TYPE_CHECKING:
+    from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.figures import Figures
+    from benchmarks.galvatron.strategy import Strategy
 
 
 def samples(case: Case, chunks: int, strategy: Strategy) -> int:

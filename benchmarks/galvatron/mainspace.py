@@ -5,13 +5,11 @@ sets the buffer, or SP alone without a buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.galvatron import mainrules
-from benchmarks.galvatron.cases import Case
-from benchmarks.galvatron.figures import Figures
 from benchmarks.galvatron.space import (
     Family,
     Vocab,
@@ -21,6 +19,12 @@ from benchmarks.galvatron.space import (
     measured_degrees,
 )
 from benchmarks.galvatron.strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.figures import Figures
 
 
 def families(case: Case, figures: Figures) -> Iterator[Family]:
@@ -143,7 +147,7 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
     limit = per_stage if option["max_tp_deg"] == -1 else min(per_stage, option["max_tp_deg"])
     found: dict[Strategy, None] = {}
     for kind in ("tp", "sp"):
-        known = measured_degrees(case, figures, curves=True, ulysses=kind == "sp")
+        known = measured_degrees(figures, curves=True, ulysses=kind == "sp")
         for degree in degrees(per_stage, most[kind]):
             if degree > limit or degree not in known:
                 continue

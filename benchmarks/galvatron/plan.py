@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.galvatron import mainrules, rules24
-from benchmarks.galvatron.cases import Case
-from benchmarks.galvatron.figures import Figures
 from benchmarks.galvatron.sharedrules import iteration
-from benchmarks.galvatron.solve import Chosen
 from benchmarks.galvatron.space import Vocab
 from benchmarks.galvatron.strategy import Strategy, parse_strategy
+
+if TYPE_CHECKING:
+    from benchmarks.galvatron.best import Chosen
+    from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.figures import Figures
 
 ULYSSES_ONLY = 2  # v2.4.0's number of the space with SP alone
 

@@ -7,10 +7,8 @@ the reduction; collectives are looked up only where SP is searched too.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.galvatron.cases import Case
-from benchmarks.galvatron.figures import Figures
 from benchmarks.galvatron.mainrules import between, positions
 from benchmarks.galvatron.sharedrules import (
     BACKWARD,
@@ -21,9 +19,13 @@ from benchmarks.galvatron.sharedrules import (
     overlapped_ms,
     states_factor,
 )
-from benchmarks.galvatron.strategy import Strategy
 from profiles.measured import Position
 from profiles.units import MIB
+
+if TYPE_CHECKING:
+    from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.figures import Figures
+    from benchmarks.galvatron.strategy import Strategy
 
 
 class Batching(NamedTuple):
@@ -41,7 +43,7 @@ class Batching(NamedTuple):
 
 def batching(case: Case, pp: int, chunks: int, least: int) -> Batching | None:
     """None where the batch cannot be cut so."""
-    if pp * least > case.world:
+    if case.world % (pp * least):
         return None
     replicas = case.world // pp // least
     local = case.global_batch // replicas

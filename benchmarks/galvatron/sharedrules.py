@@ -6,12 +6,13 @@ are four times the fp32 parameters, and a pipeline's last stage alone sets its s
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.galvatron.cases import Case
+if TYPE_CHECKING:
+    from benchmarks.galvatron.cases import Case
 
 Stages: TypeAlias = NDArray[np.float64]
 

@@ -8,8 +8,12 @@ so there is no first phase.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_PIVOTS = 400
 TINY = 1e-9

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-from benchmarks.galvatron.cases import Case, LayerKind
-from benchmarks.galvatron.figures import Figures
-from benchmarks.galvatron.strategy import Strategy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from benchmarks.galvatron.cases import Case, LayerKind
+    from benchmarks.galvatron.figures import Figures
+    from benchmarks.galvatron.strategy import Strategy
 
 
 class Vocab(NamedTuple):
@@ -32,8 +34,9 @@ class Family:
 
     ``counts[stage][kind]`` layers; ``steady_ms[kind, strategy]`` one micro-batch without gradient
     reduction, ``sync_ms`` what that adds; ``layer_mib[stage, kind, strategy]`` whole MiB;
-    ``ends_ms[vocab, stage]``, ``fixed_mib[vocab, stage]``. ``pairs``: where all layers take
-    one strategy, which split of embedding and head goes with which strategy. ``least`` and ``most``: the degrees that set the batch's cut (v2.4.0) and the buffer.
+    ``ends_ms[vocab, stage]``, ``fixed_mib[vocab, stage]``. ``pairs``: where all layers take one
+    strategy, (vocab, strategy) that go together. ``least`` and ``most``: the degrees that set the
+    batch's cut (v2.4.0) and the buffer.
     """
 
     pp: int
@@ -51,10 +54,6 @@ class Family:
     ends_ms: NDArray[np.float64]
     fixed_mib: NDArray[np.int64]
     pairs: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def uniform(self) -> bool:
-        return bool(self.pairs)
 
 
 def kinds_of_stages(
@@ -83,7 +82,7 @@ def degrees(world: int, most: int = -1) -> list[int]:
     return [d for d in range(1, world + 1) if world % d == 0 and (most == -1 or d <= most)]
 
 
-def measured_degrees(case: Case, figures: Figures, curves: bool, ulysses: bool) -> set[int]:  # noqa: FBT001
+def measured_degrees(figures: Figures, *, curves: bool, ulysses: bool) -> set[int]:
     """TP (or SP) degrees whose activations and, where they are looked up, collectives are known."""
     found = set.intersection(*(set(layer.activation_mib) for layer in figures.layers))
     if curves:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.galvatron import rules24
-from benchmarks.galvatron.cases import Case
-from benchmarks.galvatron.figures import Figures
 from benchmarks.galvatron.mainspace import recomputes
-from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES
+from benchmarks.galvatron.mainrules import between
+from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES, states_factor
 from benchmarks.galvatron.space import (
     Family,
     Vocab,
@@ -23,6 +22,12 @@ from benchmarks.galvatron.space import (
 )
 from benchmarks.galvatron.strategy import Strategy
 from profiles.measured import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.figures import Figures
 
 
 def families(case: Case, figures: Figures) -> Iterator[Family]:
@@ -56,7 +61,7 @@ def _family(
     own = [
         each
         for each in layers
-        if cut.least <= each.degree <= most and (mode != "sp" or each.tp == 1)
+        if each.degree <= most and each.degree % cut.least == 0 and (mode != "sp" or each.tp == 1)
     ]
     if not own:
         return
@@ -125,12 +130,11 @@ def _vocabs(case: Case, figures: Figures, pp: int, least: int, most: int, mode: 
     shards = (False,) if case.options["disable_sdp"] else (False, True)
     curves = case.options["sp_space"] == "tp+sp"
     return [
-        Vocab(Strategy(pp, 1 if ulysses else k, k if ulysses else 1, 1, per_stage // k, zero3), ulysses)
+        Vocab(Strategy(pp, *((1, k) if ulysses else (k, 1)), 1, per_stage // k, zero3), ulysses)
         for ulysses in ways
         for k in degrees(per_stage, most)
-        if k >= least and k in known
-        and (k == 1 or ulysses or not curves or k in figures.links.gather)
-        and (k == least or (k // least) & (k // least - 1) == 0 or case.world & (case.world - 1))
+        if k % least == 0 and k in known
+        if k == 1 or ulysses or not curves or k in figures.links.gather
         for zero3 in shards
     ]  # fmt: skip
 
@@ -141,17 +145,14 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
     found: dict[Strategy, None] = {}
     curves = option["sp_space"] == "tp+sp"
     for ulysses in (False, True) if curves else (False,):
-        known = measured_degrees(case, figures, curves=curves, ulysses=ulysses)
+        known = measured_degrees(figures, curves=curves, ulysses=ulysses)
         for degree in degrees(per_stage, 1 if option["disable_tp"] else option["max_tp_deg"]):
             if degree not in known:
                 continue
             tp, sp = (1, degree) if ulysses else (degree, 1)
             dp = per_stage // degree
-            sides = (
-                (True, False)
-                if degree > 1 and dp > 1 and not option["disable_tp_consec"]
-                else (True,)
-            )
+            apart = degree > 1 and dp > 1 and not option["disable_tp_consec"]
+            sides = (True, False) if apart else (True,)
             for zero3 in _shards(case, dp):
                 for recompute in (False, True) if recomputes(case, figures) else (False,):
                     for near in sides:
@@ -190,13 +191,13 @@ def _plain_mib(
         for kind, figure in zip(case.kinds, figures.layers, strict=True)
         for _ in range(kind.count)
     ]
-    factor = rules24.states_factor(case, chunks, per_stage, zero3=False)
+    factor = states_factor(case, chunks, per_stage, zero3=False)
     own = case.global_batch / per_stage / chunks
     ends = [
         figures.ends.state_mib[at][1] * factor + figures.ends.activation_mib[at][1] * own
         for at in (Position.FIRST, Position.LAST)
     ]
-    return layers, [mib + CONTEXT_MIB for mib in rules24.between(ends, pp)]
+    return layers, [mib + CONTEXT_MIB for mib in between(ends, pp)]
 
 
 def _balanced(layers: list[float], ends: list[float]) -> tuple[int, ...]:
