@@ -66,10 +66,10 @@ def side_by_side(path: Path, profiles: Path) -> dict[str, Any]:
     result = read_result(path.parent.parent / "results" / path.name)
     if result is not None:
         told |= {
-            "peer_iteration_s": result["iteration_time_s"],
-            "peer_cpu_s": result["search_cpu_s"],
+            "peer_iteration_s": result.get("iteration_time_s"),
+            "peer_cpu_s": result.get("search_cpu_s"),
         }
-        if result["best_task"] is not None:
+        if result.get("best_task") is not None:
             theirs = recorded_plan(case, result["best_task"])
             told["peer_under_peer_costs_s"] = cost(case, figures, theirs).iteration_s
             told["peer_plan"] = theirs.text()
@@ -92,13 +92,13 @@ def proof(case: Case, answer: Answer) -> str:
 
 
 def notes(case: Case, answer: Answer) -> list[str]:
-    """Where the rules price something else than what is asked for."""
+    """What of the case was left out, and where the rules price something else than asked for."""
     if answer.chosen is None or case.engine != "main":
-        return []
+        return list(case.notes)
     family = answer.chosen.family
     replicas = sorted({each.dp for each in answer.chosen.strategies()})
     samples = case.global_batch // family.chunks
-    return [
+    return [*case.notes] + [
         f"dp {dp} does not divide {samples} samples: the rules do not price the rest"
         for dp in replicas
         if samples % dp

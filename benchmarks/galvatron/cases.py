@@ -22,7 +22,7 @@ RESERVED_PART: Final = 0.2
 
 Engine = Literal["main", "v2.4.0"]
 
-# The peer's own default of each option; an option that is not here is refused.
+# The peer's own default of each option; one that is not here is noted and left out.
 OPTIONS: Final[dict[str, Any]] = {
     "settle_chunk": -1,
     "mixed_precision": "bf16",
@@ -84,6 +84,7 @@ class Case:
     global_batch: int
     files: dict[str, str]
     options: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -125,12 +126,16 @@ def read_case(path: Path) -> Case:
     document.raise_problems()
     given = _Given(document)
     engine = given.one_of(("engine",), get_args(Engine))
-    options = dict(OPTIONS)
+    options, unknown = dict(OPTIONS), []
     for key, value in given.mapping(("search",)).items():
         if key == "global_bsz":
             continue
         if key not in OPTIONS:
-            given.refuse(("search", key), "unknown option", nearest(key, OPTIONS))
+            hint = nearest(key, OPTIONS)
+            unknown.append(
+                f"search.{key} is not known and left out" + (f" ({hint})" if hint else "")
+            )
+            continue
         if key in CHOICES:
             given.one_of(("search", key), CHOICES[key])
         elif not isinstance(value, int):
@@ -157,6 +162,7 @@ def read_case(path: Path) -> Case:
             )
         },
         options=options,
+        notes=tuple(unknown),
     )
 
 

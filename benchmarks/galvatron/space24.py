@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.galvatron import rules24
-from benchmarks.galvatron.mainspace import recomputes
 from benchmarks.galvatron.mainrules import between
+from benchmarks.galvatron.mainspace import recomputes
 from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES, states_factor
 from benchmarks.galvatron.space import (
     Family,
