@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from profiles import jsonfile
 from profiles.errors import InputError, Problem
 from profiles.galvatron import read_galvatron
-from profiles.nearest import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,10 +130,7 @@ def read_case(path: Path) -> Case:
         if key == "global_bsz":
             continue
         if key not in OPTIONS:
-            hint = nearest(key, OPTIONS)
-            unknown.append(
-                f"search.{key} is not known and left out" + (f" ({hint})" if hint else "")
-            )
+            unknown.append(f"search.{key} is not known and left out")
             continue
         if key in CHOICES:
             given.one_of(("search", key), CHOICES[key])

@@ -13,7 +13,7 @@ from profiles.errors import InputError
 def case_file(peer, tmp_path):
     """Writes a changed copy of a recorded case."""
 
-    def write(name, change=lambda data: None):
+    def write(name, change=dict):
         data = json.loads(next((peer / "inputs").glob(f"{name}*")).read_text())
         change(data)
         path = tmp_path / "inputs" / f"{name}.json"
