@@ -21,7 +21,7 @@ from benchmarks.galvatron.cases import Case, read_case, read_profile, read_resul
 from benchmarks.galvatron.figures import figures_of
 from benchmarks.galvatron.plan import cost, plan_of, recorded_plan
 from benchmarks.galvatron.solve import Answer, solve
-from benchmarks.galvatron.space import families
+from benchmarks.galvatron.spaces import families
 from profiles.errors import ParplanError
 
 SLOWER = 1e-6  # relative: the peer's own fits are not exact to more

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.galvatron.relaxation import Floats
-    from benchmarks.galvatron.space import Family, Vocab
-    from benchmarks.galvatron.strategy import Strategy
+    from benchmarks.galvatron.space import Family
+    from benchmarks.galvatron.strategy import Strategy, Vocab
 
 EQUAL = 1e-12  # relative: times closer than this are one
 

@@ -167,8 +167,8 @@ class Counts:
         bound = fixed + sum(each.least for each in relaxed.values())
         try:
             firsts = {}
-            for i, each in relaxed.items():
-                found = nearest(stages[i], each, memory[i], self.best.worth - bound)
+            for i, stage in relaxed.items():
+                found = nearest(stages[i], stage, memory[i], self.best.worth - bound)
                 if found is None:
                     return lowest
                 firsts[i] = float(found.spent[0])
@@ -194,9 +194,9 @@ class Counts:
         for trade in TRADES:
             tried = list(fastest)
             for i in wanted:
-                relaxed = weighted(self.stages[i], 1.0, trade, memory[i])
+                own = weighted(self.stages[i], 1.0, trade, memory[i])
                 try:
-                    tried[i] = nearest(self.stages[i], relaxed, memory[i], INFINITE) or fastest[i]
+                    tried[i] = nearest(self.stages[i], own, memory[i], INFINITE) or fastest[i]
                 except TooManyError:
                     continue
             self.take(vocab, tried)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from benchmarks.galvatron.sharedrules import positions
 from profiles.errors import InputError, Problem
 from profiles.measured import ENDS, EndsMemory, LayerMemory, LayerTime, Operation, Position, Profile
 from profiles.units import MIB
 
 if TYPE_CHECKING:
     from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.strategy import Strategy
 
 FEWEST_BATCHES: Final = 2
 FEWEST_LENGTHS: Final = 3
@@ -68,12 +70,12 @@ class EndsFigures:
     state_mib: dict[Position, dict[int, float]]
     activation_mib: dict[Position, dict[int, float]]
 
-    def degrees(self, pp: int) -> set[int]:
-        """Vocabulary degrees that were measured for a pipeline of so many stages."""
-        where = [Position.ONLY] if pp == 1 else [Position.FIRST, Position.LAST]
-        tables = [table[position] for table in (self.state_mib, self.activation_mib)
-                  for position in where]  # fmt: skip
-        return set.intersection(*(set(table) for table in tables))
+    def covers(self, split: Strategy) -> bool:
+        """Whether this split was measured wherever embedding and head lie."""
+        return all(
+            split.tp in self.state_mib[position] and split.degree in self.activation_mib[position]
+            for position in positions(split.pp)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

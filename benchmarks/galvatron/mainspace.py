@@ -4,21 +4,18 @@ sets the buffer, or SP alone without a buffer.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from benchmarks.galvatron import mainrules
+from benchmarks.galvatron.mainrules import MainRules
 from benchmarks.galvatron.space import (
+    Choices,
     Family,
-    Vocab,
     degrees,
     even_cut,
-    kinds_of_stages,
     measured_degrees,
+    recomputations,
 )
-from benchmarks.galvatron.strategy import Strategy
+from benchmarks.galvatron.strategy import Strategy, Vocab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,102 +34,47 @@ def families(case: Case, figures: Figures) -> Iterator[Family]:
 
 
 def _families_of(case: Case, figures: Figures, pp: int, chunks: int) -> Iterator[Family]:
-    layers = [
-        each for each in strategies(case, figures, pp) if each.dp <= case.global_batch // chunks
-    ]
+    samples = case.global_batch // chunks
+    layers = [each for each in strategies(case, figures, pp) if each.dp <= samples]
     if not layers:
         return
-    cut = even_cut(case.num_layers, pp)
-    costs = [
-        [mainrules.layer_ms(case, figures, kind, each, chunks) for each in layers]
-        for kind in range(len(case.kinds))
-    ]
-    times = np.array(costs)
-    mib = np.array(
-        [
-            [
-                [
-                    math.ceil(
-                        mainrules.layer_mib(case, figures, kind, each, chunks=chunks, stage=stage)
-                    )
-                    for each in layers
-                ]
-                for kind in range(len(case.kinds))
-            ]
-            for stage in range(pp)
-        ]
-    )
-    most = max(each.degree for each in layers)
-    modes = [("sp", most)]
-    modes += [("both", degree) for degree in sorted({each.degree for each in layers})]
-    for mode, degree in modes:
+    rules = MainRules(case, figures, chunks)
+    choices = Choices.of(rules, case, even_cut(case.num_layers, pp), layers)
+    offered = sorted({each.degree for each in layers})
+    for most, ulysses_only in [(offered[-1], True), *((degree, False) for degree in offered)]:
         own = [
             index
             for index, each in enumerate(layers)
-            if each.degree <= degree and (mode == "both" or each.tp == 1)
+            if each.degree <= most and (each.tp == 1 or not ulysses_only)
         ]
-        if not own:
-            continue
+        if case.coarse:  # embedding and head take the layers' strategy
+            own = [index for index in own if _vocabs(case, figures, [layers[index]], free=False)]
         chosen = [layers[index] for index in own]
-        vocabs = _own_vocabs(chosen) if case.coarse else _vocabs(case, figures, chosen)
-        if not vocabs:
-            continue
-        buffered = mode == "both" and case.options["sequence_parallel"]
-        buffered = buffered and case.options["global_memory_buffer"]
-        buffer = mainrules.buffer_mib(case, pp, chunks, degree) if buffered else 0.0
-        yield Family(
-            pp=pp,
-            chunks=chunks,
-            mode=mode,
-            least=1,
-            most=degree,
-            cut=cut,
-            counts=kinds_of_stages(case.kinds, cut),
-            strategies=tuple(chosen),
-            vocabs=tuple(vocabs),
-            steady_ms=times[:, own, 1],
-            sync_ms=times[:, own, 0] - times[:, own, 1],
-            layer_mib=mib[:, :, own],
-            ends_ms=np.array(
-                [mainrules.ends_ms(case, figures, each.strategy, chunks) for each in vocabs]
-            ),
-            fixed_mib=np.array(
-                [
-                    [
-                        math.ceil(used) + _whole(case, buffer)
-                        for used in mainrules.ends_mib(case, figures, each.strategy, chunks)
-                    ]
-                    for each in vocabs
-                ]
-            ),
-            pairs=tuple((index, index) for index in range(len(own))) if case.coarse else (),
-        )
+        vocabs = _vocabs(case, figures, chosen, free=not case.coarse)
+        if vocabs:
+            yield choices.family(
+                vocabs,
+                own,
+                ulysses_only=ulysses_only,
+                least=1,
+                most=most,
+                pairs=[(number, number) for number in range(len(own))] if case.coarse else (),
+            )
 
 
-def _whole(case: Case, buffer: float) -> int:
-    """The buffer in whole MiB: rounded down, and up where one strategy serves all layers."""
-    return math.ceil(buffer) if case.coarse else int(buffer)
-
-
-def _own_vocabs(layers: list[Strategy]) -> list[Vocab]:
-    """In coarse mode embedding and head take the layers' strategy."""
-    return [Vocab(each._replace(recompute=False), each.sp > 1) for each in layers]
-
-
-def _vocabs(case: Case, figures: Figures, layers: list[Strategy]) -> list[Vocab]:
-    """Embedding and head take any layer's degrees, less what is switched off for them."""
-    off_tp = case.options["disable_embedding_lmhead_tp"]
-    off_sp = case.options["disable_embedding_lmhead_sp"]
-    found = dict.fromkeys(
-        each._replace(recompute=False)
-        for each in layers
-        if not (off_tp and each.tp > 1) and not (off_sp and each.sp > 1)
-    )
-    known = figures.ends.degrees(layers[0].pp)
+def _vocabs(case: Case, figures: Figures, layers: list[Strategy], *, free: bool) -> list[Vocab]:
+    """Embedding and head split as layers are, one for each layer or, where they are ``free``,
+    every different way that is not switched off for them. A vocabulary under TP is only priced
+    with sequence parallelism.
+    """
+    off_tp = free and case.options["disable_embedding_lmhead_tp"]
+    off_sp = free and case.options["disable_embedding_lmhead_sp"]
+    ways = [each._replace(recompute=False) for each in layers]
     return [
         Vocab(each, each.sp > 1)
-        for each in found
-        if each.degree in known and (each.tp == 1 or case.options["sequence_parallel"])
+        for each in (dict.fromkeys(ways) if free else ways)
+        if not (off_tp and each.tp > 1) and not (off_sp and each.sp > 1)
+        if figures.ends.covers(each) and (each.tp == 1 or case.options["sequence_parallel"])
     ]
 
 
@@ -157,11 +99,6 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
                     continue
                 tp, sp = (degree, 1) if kind == "tp" else (1, degree)
                 for zero3 in (False, True) if dp > 1 and not option["disable_fsdp"] else (False,):
-                    for recompute in (False, True) if recomputes(case, figures) else (False,):
+                    for recompute in recomputations(case, figures):
                         found[Strategy(pp, tp, sp, cp, dp, zero3, recompute)] = None
     return list(found)
-
-
-def recomputes(case: Case, figures: Figures) -> bool:
-    known = all(layer.recomputed_mib is not None for layer in figures.layers)
-    return known and not case.options["disable_ckpt"]

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.galvatron import mainrules, rules24
+from benchmarks.galvatron.mainrules import MainRules
+from benchmarks.galvatron.rules24 import Rules24, batching
 from benchmarks.galvatron.sharedrules import iteration
-from benchmarks.galvatron.space import Vocab
-from benchmarks.galvatron.strategy import Strategy, parse_strategy
+from benchmarks.galvatron.space import even_cut
+from benchmarks.galvatron.strategy import Strategy, Vocab, parse_strategy
 
 if TYPE_CHECKING:
     from benchmarks.galvatron.best import Chosen
     from benchmarks.galvatron.cases import Case
     from benchmarks.galvatron.figures import Figures
+    from benchmarks.galvatron.sharedrules import Rules
 
 ULYSSES_ONLY = 2  # v2.4.0's number of the space with SP alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A strategy for every layer. ``buffered``: whether the buffer of sequence parallelism is
-    set aside, for the degree ``most``; ``least`` as in ``rules24``.
-    """
+    """A strategy for every layer; ``ulysses_only``, ``least`` and ``most`` as in ``space``."""
 
     chunks: int
     cut: tuple[int, ...]
@@ -34,7 +34,7 @@ class Plan:
     vocab: Vocab
     least: int
     most: int
-    buffered: bool
+    ulysses_only: bool
 
     def text(self) -> str:
         """Layers in short form, embedding and head."""
@@ -85,7 +85,7 @@ def plan_of(chosen: Chosen) -> Plan:
         vocab=chosen.vocab_split,
         least=family.least,
         most=family.most,
-        buffered=family.mode != "sp",
+        ulysses_only=family.ulysses_only,
     )
 
 
@@ -96,13 +96,12 @@ def recorded_plan(case: Case, task: dict[str, Any]) -> Plan:
     if case.engine == "main":
         degree, ulysses = task["vocab"]["tp_sp"], bool(task["vocab"]["sp"])
         zero3, chunks, least = bool(task["vocab"]["sdp"]), task["chunks"], 1
-        each = case.num_layers // pp
-        cut = (*[each] * (pp - 1), case.num_layers - each * (pp - 1))
-        buffered = task["mode"] != "sp_only"
+        cut = even_cut(case.num_layers, pp)
+        ulysses_only = task["mode"] == "sp_only"
     else:
         degree, ulysses, zero3 = task["vtp"], bool(task["vsp"]), bool(task["embed_sdp"])
         chunks, least, cut = task["chunk"], task["min_tp"], tuple(task["pp_stage_dict"][str(pp)])
-        buffered = task["sp_search"] != ULYSSES_ONLY
+        ulysses_only = task["sp_search"] == ULYSSES_ONLY
     dp = case.world // pp // degree
     split = Strategy(pp, 1 if ulysses else degree, degree if ulysses else 1, 1, dp, zero3)
     return Plan(
@@ -112,89 +111,31 @@ def recorded_plan(case: Case, task: dict[str, Any]) -> Plan:
         vocab=Vocab(split, ulysses),
         least=least,
         most=task["max_tp"],
-        buffered=buffered,
+        ulysses_only=ulysses_only,
     )
 
 
 def cost(case: Case, figures: Figures, plan: Plan) -> Cost:
-    """A plan under the rules of the case's engine."""
-    rules = _main if case.engine == "main" else _v24
-    return rules(case, figures, plan)
-
-
-def _main(case: Case, figures: Figures, plan: Plan) -> Cost:
-    vocab, chunks, pp = plan.vocab.strategy, plan.chunks, len(plan.cut)
-    buffer = 0.0
-    if plan.buffered and case.options["sequence_parallel"] and case.options["global_memory_buffer"]:
-        buffer = mainrules.buffer_mib(case, pp, chunks, plan.most)
-    fixed = math.ceil(buffer) if case.coarse else int(buffer)
-    times = [
-        mainrules.layer_ms(case, figures, kind, each, chunks)
-        for kind, each in zip(_kinds(case), plan.strategies, strict=True)
-    ]
-    held = [
-        mainrules.layer_mib(case, figures, kind, each, chunks=chunks, stage=stage)
-        for kind, each, stage in zip(_kinds(case), plan.strategies, _stages(plan), strict=True)
-    ]
-    return _added(
-        case,
-        plan,
-        times=times,
-        held=held,
-        ends=mainrules.ends_ms(case, figures, vocab, chunks),
-        other=[math.ceil(mib) + fixed for mib in mainrules.ends_mib(case, figures, vocab, chunks)],
-    )
-
-
-def _v24(case: Case, figures: Figures, plan: Plan) -> Cost:
-    vocab, pp = plan.vocab.strategy, len(plan.cut)
-    cut = rules24.batching(case, pp, plan.chunks, plan.least)
-    assert cut is not None
-    buffered = case.options["sequence_parallel"] and (
-        case.coarse or (plan.buffered and case.options["global_memory_buffer"])
-    )
-    fixed = int(rules24.buffer_mib(case, cut, plan.most)) if buffered else 0
-    times = [
-        rules24.layer_ms(case, figures, kind, each, plan.chunks)
-        for kind, each in zip(_kinds(case), plan.strategies, strict=True)
-    ]
-    held = [
-        rules24.layer_mib(case, figures, kind, each, cut=cut, stage=stage)
-        for kind, each, stage in zip(_kinds(case), plan.strategies, _stages(plan), strict=True)
-    ]
-    return _added(
-        case,
-        plan,
-        times=times,
-        held=held,
-        ends=rules24.ends_ms(case, figures, vocab, cut=cut, ulysses=plan.vocab.ulysses),
-        other=[math.ceil(mib) + fixed for mib in rules24.ends_mib(case, figures, vocab, cut)],
-    )
-
-
-def _kinds(case: Case) -> list[int]:
-    return [index for index, kind in enumerate(case.kinds) for _ in range(kind.count)]
-
-
-def _stages(plan: Plan) -> list[int]:
-    return [stage for stage, length in enumerate(plan.cut) for _ in range(length)]
-
-
-def _added(
-    case: Case,
-    plan: Plan,
-    *,
-    times: list[tuple[float, float]],
-    held: list[float],
-    ends: list[float],
-    other: list[int],
-) -> Cost:
-    """Layers by stage, with embedding and head."""
+    """A plan under the rules of the case's engine, layer by layer."""
+    rules, pp = _rules(case, figures, plan), len(plan.cut)
+    ends = rules.ends_ms(plan.vocab)
+    buffer = rules.buffer_mib(pp, plan.most, ulysses_only=plan.ulysses_only)
     steady, excess = list(ends), [-each for each in ends]
-    memory = [mib + case.reserved_mib for mib in other]
-    for stage, (synced, alone), mib in zip(_stages(plan), times, held, strict=True):
+    memory = [math.ceil(mib) + buffer + case.reserved_mib for mib in rules.ends_mib(plan.vocab)]
+    kinds = [index for index, kind in enumerate(case.kinds) for _ in range(kind.count)]
+    stages = [stage for stage, length in enumerate(plan.cut) for _ in range(length)]
+    for kind, stage, strategy in zip(kinds, stages, plan.strategies, strict=True):
+        synced, alone = rules.layer_ms(kind, strategy)
         steady[stage] += alone
         excess[stage] += synced - alone
-        memory[stage] += math.ceil(mib)
+        memory[stage] += math.ceil(rules.layer_mib(kind, strategy, stage))
     total = iteration(np.array(steady), np.array(excess), plan.chunks)
     return Cost(iteration_s=float(total) / 1e3, memory_mib=tuple(memory))
+
+
+def _rules(case: Case, figures: Figures, plan: Plan) -> Rules:
+    if case.engine == "main":
+        return MainRules(case, figures, plan.chunks)
+    cut = batching(case, len(plan.cut), plan.chunks, plan.least)
+    assert cut is not None
+    return Rules24(case, figures, cut)

@@ -6,13 +6,17 @@ are four times the fp32 parameters, and a pipeline's last stage alone sets its s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.measured import Position
+from profiles.units import MIB
+
 if TYPE_CHECKING:
     from benchmarks.galvatron.cases import Case
+    from benchmarks.galvatron.strategy import Strategy, Vocab
 
 Stages: TypeAlias = NDArray[np.float64]
 
@@ -20,6 +24,29 @@ BACKWARD: Final = 2.0  # of a forward pass; recomputing adds one more
 CONTEXT_MIB: Final = 1024.0
 STATES: Final = 4.0  # fp32 parameter, gradient and two Adam states, in parameters
 SHARD_SLACK: Final = 0.003
+
+
+class Rules(Protocol):
+    """What an engine's rules say of layers, embedding and head. Times in ms, memory in MiB."""
+
+    @property
+    def chunks(self) -> int:
+        """Micro-batches."""
+
+    def layer_ms(self, kind: int, strategy: Strategy) -> tuple[float, float]:
+        """One micro-batch of a layer with and without its gradient reduction."""
+
+    def layer_mib(self, kind: int, strategy: Strategy, stage: int) -> float:
+        """States and activations of a layer on a stage."""
+
+    def ends_ms(self, vocab: Vocab) -> list[float]:
+        """Embedding and head by stage, for one micro-batch without gradient reduction."""
+
+    def ends_mib(self, vocab: Vocab) -> list[float]:
+        """Embedding and head with the context, by stage."""
+
+    def buffer_mib(self, pp: int, /, most: int, *, ulysses_only: bool) -> int:
+        """What every stage sets aside for sequence parallelism."""
 
 
 def element_bytes(case: Case) -> int:
@@ -74,6 +101,22 @@ def ends_pass_ms(
         left = computation * slowdown - communication
         total += communication + max(0.0, left) / slowdown
     return total
+
+
+def positions(pp: int) -> list[Position]:
+    """Where embedding and head lie."""
+    return [Position.ONLY] if pp == 1 else [Position.FIRST, Position.LAST]
+
+
+def between(ends: list[float], pp: int) -> list[float]:
+    """Figures of the ends by stage: nothing on the stages between."""
+    return ends if pp == 1 else [ends[0], *[0.0] * (pp - 2), ends[1]]
+
+
+def buffer_mib(case: Case, samples: float) -> float:
+    """Activations of so many samples in two bytes, whatever the precision."""
+    longest = max(kind.seq_len for kind in case.kinds)
+    return samples * case.kinds[0].hidden_size * longest * 2 / MIB
 
 
 def iteration(steady: Stages, excess: Stages, chunks: int) -> Stages:

@@ -60,7 +60,7 @@ def solve(families: Iterable[Family], budget_mib: float) -> Answer:
     )
     for bound, _, family in ordered:
         if bound < best.worth:
-            memory: Floats = budget_mib - family.fixed_mib
+            memory = np.float64(budget_mib) - family.fixed_mib
             (_solve_uniform if family.pairs else _solve_counts)(best, family, memory)
     chosen = best.chosen
     reached = INFINITE if chosen is None else chosen.iteration_ms

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from benchmarks.galvatron.cases import Case, LayerKind
     from benchmarks.galvatron.figures import Figures
-    from benchmarks.galvatron.strategy import Strategy
-
-
-class Vocab(NamedTuple):
-    """How embedding and head are split; ``ulysses`` by SP, of degree 1 too."""
-
-    strategy: Strategy
-    ulysses: bool
-
-    def __str__(self) -> str:
-        return f"{'sp' if self.ulysses else 'tp'}{self.strategy.degree}" + (
-            "f" if self.strategy.zero3 else ""
-        )
+    from benchmarks.galvatron.sharedrules import Rules
+    from benchmarks.galvatron.strategy import Strategy, Vocab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +25,13 @@ class Family:
     ``counts[stage][kind]`` layers; ``steady_ms[kind, strategy]`` one micro-batch without gradient
     reduction, ``sync_ms`` what that adds; ``layer_mib[stage, kind, strategy]`` whole MiB;
     ``ends_ms[vocab, stage]``, ``fixed_mib[vocab, stage]``. ``pairs``: where all layers take one
-    strategy, (vocab, strategy) that go together. ``least`` and ``most``: the degrees that set the
-    batch's cut (v2.4.0) and the buffer.
+    strategy, (vocab, strategy) that go together. ``ulysses_only``: SP alone, without the buffer of
+    TP. ``least`` and ``most``: the degrees that set the batch's cut (v2.4.0) and the buffer.
     """
 
     pp: int
     chunks: int
-    mode: str
+    ulysses_only: bool
     least: int
     most: int
     cut: tuple[int, ...]
@@ -54,6 +44,70 @@ class Family:
     ends_ms: NDArray[np.float64]
     fixed_mib: NDArray[np.int64]
     pairs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Strategies of a layer under one set of rules and one cut, with their costs; from it the
+    families that offer some of them.
+    """
+
+    rules: Rules
+    cut: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+    strategies: tuple[Strategy, ...]
+    times: NDArray[np.float64]  # [kind, strategy, with and without reduction]
+    mib: NDArray[np.int64]  # [stage, kind, strategy]
+
+    @classmethod
+    def of(
+        cls, rules: Rules, case: Case, cut: tuple[int, ...], strategies: Sequence[Strategy]
+    ) -> Choices:
+        """Cost every strategy for every kind of layer on every stage."""
+        kinds = range(len(case.kinds))
+        times = [[rules.layer_ms(kind, each) for each in strategies] for kind in kinds]
+        stages = range(len(cut))
+        mib = [[[rules.layer_mib(kind, each, at) for each in strategies] for kind in kinds]
+               for at in stages]  # fmt: skip
+        counts = kinds_of_stages(case.kinds, cut)
+        return cls(rules, cut, counts, tuple(strategies), np.array(times), _whole(mib))
+
+    def family(
+        self,
+        vocabs: Sequence[Vocab],
+        own: list[int],
+        *,
+        ulysses_only: bool,
+        least: int,
+        most: int,
+        pairs: Sequence[tuple[int, int]],
+    ) -> Family:
+        """The family that offers the strategies of these numbers."""
+        pp = len(self.cut)
+        buffer = self.rules.buffer_mib(pp, most, ulysses_only=ulysses_only)
+        return Family(
+            pp=pp,
+            chunks=self.rules.chunks,
+            ulysses_only=ulysses_only,
+            least=least,
+            most=most,
+            cut=self.cut,
+            counts=self.counts,
+            strategies=tuple(self.strategies[index] for index in own),
+            vocabs=tuple(vocabs),
+            steady_ms=self.times[:, own, 1],
+            sync_ms=self.times[:, own, 0] - self.times[:, own, 1],
+            layer_mib=self.mib[:, :, own],
+            ends_ms=np.array([self.rules.ends_ms(each) for each in vocabs]),
+            fixed_mib=_whole([self.rules.ends_mib(each) for each in vocabs]) + buffer,
+            pairs=tuple(pairs),
+        )
+
+
+def _whole(mib: object) -> NDArray[np.int64]:
+    """MiB rounded up."""
+    whole: NDArray[np.int64] = np.ceil(np.array(mib)).astype(np.int64)
+    return whole
 
 
 def kinds_of_stages(
@@ -91,8 +145,7 @@ def measured_degrees(figures: Figures, *, curves: bool, ulysses: bool) -> set[in
     return found
 
 
-def families(case: Case, figures: Figures) -> Iterator[Family]:
-    """Every family of the engine's space, without those that another one contains."""
-    from benchmarks.galvatron import mainspace, space24  # noqa: PLC0415 - they build on this module
-
-    yield from (mainspace if case.engine == "main" else space24).families(case, figures)
+def recomputations(case: Case, figures: Figures) -> tuple[bool, ...]:
+    """Whether layers may be recomputed: if that was measured and is not switched off."""
+    known = all(layer.recomputed_mib is not None for layer in figures.layers)
+    return (False, True) if known and not case.options["disable_ckpt"] else (False,)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from itertools import product
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from benchmarks.galvatron import rules24
-from benchmarks.galvatron.mainrules import between
-from benchmarks.galvatron.mainspace import recomputes
-from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES, states_factor
+from benchmarks.galvatron.rules24 import Rules24, batching
+from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES, between, states_factor
 from benchmarks.galvatron.space import (
+    Choices,
     Family,
-    Vocab,
     degrees,
     even_cut,
-    kinds_of_stages,
     measured_degrees,
+    recomputations,
 )
-from benchmarks.galvatron.strategy import Strategy
+from benchmarks.galvatron.strategy import Strategy, Vocab
 from profiles.measured import Position
 
 if TYPE_CHECKING:
@@ -28,115 +23,71 @@ if TYPE_CHECKING:
 
     from benchmarks.galvatron.cases import Case
     from benchmarks.galvatron.figures import Figures
+    from benchmarks.galvatron.rules24 import Batching
 
 
 def families(case: Case, figures: Figures) -> Iterator[Family]:
     """Every family; TP alone is contained in TP with SP, which has the same buffer."""
     option = case.options
     tried = [1] if option["disable_vtp"] else degrees(case.world, option["max_tp_deg"])
-    tops = tried if option["global_memory_buffer"] else [option["max_tp_deg"]]
-    both = option["sp_space"] == "tp+sp"
     most_pp = 1 if option["disable_pp"] else option["max_pp_deg"]
     for chunks in case.chunk_counts:
         for pp in degrees(case.world, most_pp):
-            layers = strategies(case, figures, pp)
             for least in tried:
-                cut = rules24.batching(case, pp, chunks, least)
-                if cut is None:
-                    continue
-                for most in (top for top in tops if top >= least):
-                    yield from _family(case, figures, layers, cut, most, "both" if both else "tp")
-                    if both and option["global_memory_buffer"]:
-                        yield from _family(case, figures, layers, cut, most, "sp")
+                cut = batching(case, pp, chunks, least)
+                if cut is not None:
+                    yield from _families_of(case, figures, pp, cut, tried)
 
 
-def _family(
-    case: Case,
-    figures: Figures,
-    layers: list[Strategy],
-    cut: rules24.Batching,
-    most: int,
-    mode: str,
+def _families_of(
+    case: Case, figures: Figures, pp: int, cut: Batching, tried: list[int]
 ) -> Iterator[Family]:
-    own = [
-        each
-        for each in layers
-        if each.degree <= most and each.degree % cut.least == 0 and (mode != "sp" or each.tp == 1)
-    ]
-    if not own:
-        return
-    pp = own[0].pp
-    vocabs = _vocabs(case, figures, pp, cut.least, most, mode)
+    layers = [each for each in strategies(case, figures, pp) if each.degree % cut.least == 0]
     stages = stage_cut(case, figures, pp, cut)
-    if not vocabs or min(stages) < 1:
+    if not layers or min(stages) < 1:
         return
-    times = np.array(
-        [
-            [rules24.layer_ms(case, figures, kind, each, cut.chunks) for each in own]
-            for kind in range(len(case.kinds))
+    choices = Choices.of(Rules24(case, figures, cut), case, stages, layers)
+    buffered = case.options["global_memory_buffer"]
+    tops = [top for top in tried if top >= cut.least] if buffered else [max(tried)]
+    with_sp = case.options["sp_space"] == "tp+sp"
+    for most, ulysses_only in product(tops, (False, True) if with_sp and buffered else (False,)):
+        own = [
+            index
+            for index, each in enumerate(layers)
+            if each.degree <= most and (each.tp == 1 or not ulysses_only)
         ]
-    )
-    mib = [
-        [
-            [
-                math.ceil(rules24.layer_mib(case, figures, kind, each, cut=cut, stage=stage))
-                for each in own
-            ]
-            for kind in range(len(case.kinds))
+        ways = (True,) if ulysses_only else (False, True) if with_sp else (False,)
+        vocabs = [
+            vocab
+            for ulysses in ways
+            for vocab in _vocabs(case, figures, pp, cut.least, most, ulysses=ulysses)
         ]
-        for stage in range(pp)
-    ]
-    buffered = case.options["sequence_parallel"] and (
-        case.coarse or (case.options["global_memory_buffer"] and mode != "sp")
-    )
-    buffer = int(rules24.buffer_mib(case, cut, most)) if buffered else 0
-    yield Family(
-        pp=pp,
-        chunks=cut.chunks,
-        mode=mode,
-        least=cut.least,
-        most=most,
-        cut=stages,
-        counts=kinds_of_stages(case.kinds, stages),
-        strategies=tuple(own),
-        vocabs=tuple(vocabs),
-        steady_ms=times[:, :, 1],
-        sync_ms=times[:, :, 0] - times[:, :, 1],
-        layer_mib=np.array(mib),
-        ends_ms=np.array(
-            [
-                rules24.ends_ms(case, figures, each.strategy, cut=cut, ulysses=each.ulysses)
-                for each in vocabs
-            ]
-        ),
-        fixed_mib=np.array(
-            [
-                [
-                    math.ceil(used) + buffer
-                    for used in rules24.ends_mib(case, figures, each.strategy, cut)
-                ]
-                for each in vocabs
-            ]
-        ),
-        pairs=tuple(product(range(len(vocabs)), range(len(own)))) if case.coarse else (),
-    )
+        if own and vocabs:
+            yield choices.family(
+                vocabs,
+                own,
+                ulysses_only=ulysses_only,
+                least=cut.least,
+                most=most,
+                pairs=[*product(range(len(vocabs)), range(len(own)))] if case.coarse else (),
+            )
 
 
-def _vocabs(case: Case, figures: Figures, pp: int, least: int, most: int, mode: str) -> list[Vocab]:
-    """Degrees from ``least`` to ``most``, by TP or by SP, with or without ZeRO-3."""
+def _vocabs(
+    case: Case, figures: Figures, pp: int, least: int, most: int, *, ulysses: bool
+) -> Iterator[Vocab]:
+    """Degrees from ``least`` to ``most``, with or without ZeRO-3."""
     per_stage = case.world // pp
-    ways = {"tp": (False,), "sp": (True,), "both": (False, True)}[mode]
-    known = figures.ends.degrees(1) & figures.ends.degrees(2)
-    shards = (False,) if case.options["disable_sdp"] else (False, True)
-    curves = case.options["sp_space"] == "tp+sp"
-    return [
-        Vocab(Strategy(pp, *((1, k) if ulysses else (k, 1)), 1, per_stage // k, zero3), ulysses)
-        for ulysses in ways
-        for k in degrees(per_stage, most)
-        if k % least == 0 and k in known
-        if k == 1 or ulysses or not curves or k in figures.links.gather
-        for zero3 in shards
-    ]  # fmt: skip
+    looked_up = case.options["sp_space"] == "tp+sp" and not ulysses
+    for degree in degrees(per_stage, most):
+        split = Strategy(pp, degree, 1, 1, per_stage // degree, zero3=False)
+        known = all(figures.ends.covers(split._replace(pp=stages)) for stages in (1, 2))
+        if degree % least or not known or (looked_up and degree not in {1, *figures.links.gather}):
+            continue
+        if ulysses:
+            split = split._replace(tp=1, sp=degree)
+        for zero3 in (False,) if case.options["disable_sdp"] else (False, True):
+            yield Vocab(split._replace(zero3=zero3), ulysses)
 
 
 def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
@@ -154,7 +105,7 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
             apart = degree > 1 and dp > 1 and not option["disable_tp_consec"]
             sides = (True, False) if apart else (True,)
             for zero3 in _shards(case, dp):
-                for recompute in (False, True) if recomputes(case, figures) else (False,):
+                for recompute in recomputations(case, figures):
                     for near in sides:
                         found[Strategy(pp, tp, sp, 1, dp, zero3, recompute, near)] = None
     return list(found)
@@ -169,7 +120,7 @@ def _shards(case: Case, dp: int) -> tuple[bool, ...]:
     )
 
 
-def stage_cut(case: Case, figures: Figures, pp: int, cut: rules24.Batching) -> tuple[int, ...]:
+def stage_cut(case: Case, figures: Figures, pp: int, cut: Batching) -> tuple[int, ...]:
     """Equal stages where all layers are alike; else balanced by the memory of plain data
     parallelism under GPipe, in the peer's greedy way.
     """
@@ -179,7 +130,7 @@ def stage_cut(case: Case, figures: Figures, pp: int, cut: rules24.Batching) -> t
 
 
 def _plain_mib(
-    case: Case, figures: Figures, pp: int, cut: rules24.Batching
+    case: Case, figures: Figures, pp: int, cut: Batching
 ) -> tuple[list[float], list[float]]:
     """MiB of each layer, and of embedding and head by stage, without any sharding of layers."""
     per_stage = case.world // pp

@@ -1,4 +1,4 @@
-"""Strategy: how one layer (or embedding and head together) is split, in the peer's words."""
+"""Strategy: how one layer is split, in the peer's words; Vocab: how embedding and head are."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ class Strategy(NamedTuple):
             f"{self.pp}-{self.degree}{star}-{self.dp}{'f' * self.zero3}{context}"
             f"{'-c' * self.recompute}{'-sp' * (self.sp > 1)}"
         )
+
+
+class Vocab(NamedTuple):
+    """How embedding and head are split; ``ulysses`` by SP, of degree 1 too."""
+
+    strategy: Strategy
+    ulysses: bool
+
+    def __str__(self) -> str:
+        way = "sp" if self.ulysses else "tp"
+        return f"{way}{self.strategy.degree}{'f' * self.strategy.zero3}"
 
 
 def parse_strategy(text: str, *, engine: str = "main") -> Strategy:

@@ -12,8 +12,9 @@ from benchmarks.galvatron.figures import figures_of
 from benchmarks.galvatron.relaxation import floor
 from benchmarks.galvatron.sharedrules import iteration
 from benchmarks.galvatron.solve import solve
-from benchmarks.galvatron.space import Family, Vocab, families
-from benchmarks.galvatron.strategy import Strategy
+from benchmarks.galvatron.space import Family
+from benchmarks.galvatron.spaces import families
+from benchmarks.galvatron.strategy import Strategy, Vocab
 
 PLAIN = Strategy(1, 1, 1, 1, 1, zero3=False)
 KINDS = 6  # of problems: what their number leaves when divided by this
@@ -40,7 +41,7 @@ def made_up(number: int) -> tuple[Family, float]:
     family = Family(
         pp=stages,
         chunks=chance.choice([1, 2, 3, 4, 8]),
-        mode="both",
+        ulysses_only=False,
         least=1,
         most=1,
         cut=tuple(sum(own) for own in counts),
@@ -87,7 +88,7 @@ def by_brute_force(family: Family, budget: float) -> float:
 
 @pytest.mark.parametrize("part", range(4))
 def test_the_answer_is_that_of_brute_force(part):
-    for number in range(part * 60, part * 60 + 60):
+    for number in range(part * 75, part * 75 + 75):
         family, budget = made_up(number)
         expected = by_brute_force(family, budget)
         answer = solve([family], budget)
@@ -163,10 +164,12 @@ def test_sub_searches_without_a_plan_have_none_for_us_either(peer):
     for path in sorted((peer / "inputs").glob("s*.json")):
         case, result = read_case(path), read_result(peer / "results" / path.name)
         figures = figures_of(case, read_profile(case, peer / "profiles"))
-        ours = {(own.chunks, own.pp, own.mode, own.most): own for own in families(case, figures)}
+        ours = {
+            (own.chunks, own.pp, own.ulysses_only, own.most): own for own in families(case, figures)
+        }
         for task in result["tasks"]:
-            mode = "sp" if task["mode"] == "sp_only" else "both"
-            own = ours.get((task["chunks"], task["pp"], mode, task["max_tp"]))
+            alone = task["mode"] == "sp_only"
+            own = ours.get((task["chunks"], task["pp"], alone, task["max_tp"]))
             if task["plan"] is None and task["mode"] != "tp_only" and own is not None:
                 assert solve([own], case.budget_mib).chosen is None, (case.name, task)
                 checked += 1

@@ -109,8 +109,10 @@ def test_a_profile_is_the_same_after_writing_and_reading(folder):
         ('{"layertype_0_sp": 3}', "file.json:1:20: layertype_0_sp is no object"),
         ('{"layertype_0_sp": {"512": {"parameter_size": 1}}}', "_per_bsz_dict is missing"),
         (
-            '{"layertype_0": {"512": {"parameter_size": 1,\n'
-            ' "tp_activation_per_bsz_dict": {"two": 1}}}}',
+            (
+                '{"layertype_0": {"512": {"parameter_size": 1,\n'
+                ' "tp_activation_per_bsz_dict": {"two": 1}}}}'
+            ),
             "file.json:2:33: the degree 'two'",
         ),
         ('{"other_memory_pp_off": {"512": {"activation": {"1": 1}}}}', "model_states is missing"),
@@ -172,9 +174,10 @@ def test_a_folder_without_json_is_refused(parplan, tmp_path):
 
 
 def test_a_profile_file_is_checked_with_places(problems):
-    text = "schema_version: 1\nkind: profile\nname: x\nsource: y\noverlaps:\n- {cluster: a, slowdon: 1}\n"
+    head = "schema_version: 1\nkind: profile\nname: x\nsource: y\n"
+    text = head + "overlaps:\n- {cluster: a, slowdon: 1}\n"
     lines = problems(lambda path: profile_of(yamlfile.read(path)), text)
-    assert any(line.startswith("file.yaml:6:15: unknown key overlaps[0].slowdon") for line in lines)
+    assert any(line.startswith("file.yaml:6:16: unknown key overlaps[0].slowdon") for line in lines)
 
 
 def test_the_published_profiles_are_read_whole():
