@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.galvatron.cases import Case, read_case, read_profile, read_result
 from benchmarks.galvatron.figures import figures_of
-from benchmarks.galvatron.plan import cost, plan_of, recorded_plan
+from benchmarks.galvatron.plan import cost, plan_of, recorded_cost
 from benchmarks.galvatron.solve import Answer, solve
 from benchmarks.galvatron.spaces import families
 from profiles.errors import ParplanError
@@ -70,8 +70,8 @@ def side_by_side(path: Path, profiles: Path) -> dict[str, Any]:
             "peer_cpu_s": result.get("search_cpu_s"),
         }
         if result.get("best_task") is not None:
-            theirs = recorded_plan(case, result["best_task"])
-            told["peer_under_peer_costs_s"] = cost(case, figures, theirs).iteration_s
+            theirs, costs = recorded_cost(case, figures, result["best_task"])
+            told["peer_under_peer_costs_s"] = costs.iteration_s
             told["peer_plan"] = theirs.text()
     return told
 
@@ -83,8 +83,11 @@ def proof(case: Case, answer: Answer) -> str:
         if answer.proven:
             return f"optimal: all else in {space} is bounded by it"
         return f"no plan of {space} is faster than {answer.bound_ms / 1e3:.6g} s"
+    if not case.chunk_counts:
+        chunks = case.options["settle_chunk"]
+        return f"no plan exists: {chunks} micro-batches do not divide {case.global_batch} samples"
     if answer.short_mib is None:
-        return "no plan exists: the space is empty"
+        return "no plan exists: no strategy is allowed, divides the GPUs and was measured"
     return (
         f"no plan exists: of {space} the one with the least need lacks {answer.short_mib:,} MiB of "
         f"{case.budget_mib:,.0f} MiB"

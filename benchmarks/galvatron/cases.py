@@ -58,7 +58,7 @@ CHOICES: Final = {
     "pipeline_type": ("gpipe", "pipedream_flush"),
     "time_profile_mode": ("static", "batch", "sequence"),
     "memory_profile_mode": ("static", "sequence"),
-    "sp_space": ("tp", "tp+sp"),
+    "sp_space": ("tp", "sp", "tp+sp"),
 }
 
 

@@ -9,7 +9,7 @@ offered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from benchmarks.galvatron.cases import Case
     from benchmarks.galvatron.strategy import Strategy
 
+Memory = TypeVar("Memory", LayerMemory, EndsMemory)
 FEWEST_BATCHES: Final = 2
-FEWEST_LENGTHS: Final = 3
 MS: Final = 1e3
 
 
@@ -159,7 +159,8 @@ def _forward(case: Case, profile: Profile, name: str, index: int) -> Line:
             raise _missing("computation", name)
         return Line(slope=_per_sample_ms(chosen[0]))
     if mode == "batch":
-        rows = [row for row in rows if row.seq_len == (seq_len,)]
+        lengths = tuple(kind.seq_len for kind in case.kinds)
+        rows = [row for row in rows if row.seq_len in ((seq_len,), lengths)]
         if len(rows) < FEWEST_BATCHES:
             raise _missing("computation", f"{name} at {seq_len} tokens and two batches")
         slope, offset = _fit([row.batch for row in rows], [row.forward_s * MS for row in rows], 1)
@@ -206,15 +207,14 @@ def _layer(case: Case, profile: Profile, index: int) -> LayerFigures:
     )
 
 
-def _sharing(case: Case, rows: list[LayerMemory]) -> list[LayerMemory]:
-    """Rows with the case's sequence parallelism; sequence mode knows only those with it."""
+def _sharing(case: Case, rows: list[Memory]) -> list[Memory]:
+    """Rows with the case's sequence parallelism; where there are none, those without or with."""
     wanted = bool(case.options["sequence_parallel"])
-    return [row for row in rows if row.sequence_parallel == wanted]
+    return [row for row in rows if row.sequence_parallel == wanted] or rows
 
 
 def _ends(case: Case, profile: Profile) -> EndsFigures:
-    wanted = bool(case.options["sequence_parallel"])
-    rows = [row for row in profile.ends_memory if row.sequence_parallel == wanted]
+    rows = _sharing(case, list(profile.ends_memory))
     lengths = tuple(kind.seq_len for kind in case.kinds)
     factors = dict.fromkeys(Position, 1.0)
     if case.options["memory_profile_mode"] == "sequence" and rows:

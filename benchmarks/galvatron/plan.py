@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.galvatron.mainrules import MainRules
 from benchmarks.galvatron.rules24 import Rules24, batching
 from benchmarks.galvatron.sharedrules import iteration
-from benchmarks.galvatron.space import even_cut
+from benchmarks.galvatron.space import degrees, even_cut
 from benchmarks.galvatron.strategy import Strategy, Vocab, parse_strategy
 
 if TYPE_CHECKING:
@@ -89,9 +89,11 @@ def plan_of(chosen: Chosen) -> Plan:
     )
 
 
-def recorded_plan(case: Case, task: dict[str, Any]) -> Plan:
-    """The plan of one of the peer's sub-searches, as recorded."""
-    strategies = tuple(parse_strategy(text, engine=case.engine) for text in task["plan"])
+def recorded_plan(case: Case, task: dict[str, Any], *, vocab_cp: int = 1) -> Plan:
+    """The plan of one of the peer's sub-searches, as recorded. The record does not name context
+    parallelism: that of layers is what is left of the GPUs, that of the vocabulary is a guess.
+    """
+    strategies = tuple(_parsed(case, text) for text in task["plan"])
     pp = strategies[0].pp
     if case.engine == "main":
         degree, ulysses = task["vocab"]["tp_sp"], bool(task["vocab"]["sp"])
@@ -102,8 +104,8 @@ def recorded_plan(case: Case, task: dict[str, Any]) -> Plan:
         degree, ulysses, zero3 = task["vtp"], bool(task["vsp"]), bool(task["embed_sdp"])
         chunks, least, cut = task["chunk"], task["min_tp"], tuple(task["pp_stage_dict"][str(pp)])
         ulysses_only = task["sp_search"] == ULYSSES_ONLY
-    dp = case.world // pp // degree
-    split = Strategy(pp, 1 if ulysses else degree, degree if ulysses else 1, 1, dp, zero3)
+    dp = case.world // pp // degree // vocab_cp
+    split = Strategy(pp, 1 if ulysses else degree, degree if ulysses else 1, vocab_cp, dp, zero3)
     return Plan(
         chunks=chunks,
         cut=cut,
@@ -113,6 +115,25 @@ def recorded_plan(case: Case, task: dict[str, Any]) -> Plan:
         most=task["max_tp"],
         ulysses_only=ulysses_only,
     )
+
+
+def recorded_cost(case: Case, figures: Figures, task: dict[str, Any]) -> tuple[Plan, Cost]:
+    """A recorded plan and its cost; of the vocabulary's possible degrees of context parallelism
+    that which comes nearest to what was recorded.
+    """
+    told = case.global_batch / task["throughput"]
+    tried = [1] if case.options["disable_cp"] else degrees(case.world)
+    degree = task["vocab"]["tp_sp"] if case.engine == "main" else task["vtp"]
+    per_stage = case.world // parse_strategy(task["plan"][0]).pp // degree
+    plans = [recorded_plan(case, task, vocab_cp=cp) for cp in tried if per_stage % cp == 0]
+    costed = [(plan, cost(case, figures, plan)) for plan in plans]
+    return min(costed, key=lambda each: abs(each[1].iteration_s - told))
+
+
+def _parsed(case: Case, text: str) -> Strategy:
+    """A strategy in short form, which leaves context parallelism out."""
+    own = parse_strategy(text, engine=case.engine)
+    return own._replace(cp=case.world // (own.pp * own.degree * own.dp))
 
 
 def cost(case: Case, figures: Figures, plan: Plan) -> Cost:

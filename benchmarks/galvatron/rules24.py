@@ -104,8 +104,9 @@ class Rules24:
             curves = links.all_to_all if strategy.sp > 1 else links.gather
             return times * curves[strategy.degree].at(message)
         near = strategy.neighbours or strategy.dp == 1
-        ms_per_mb = links.ms_per_mb(strategy.tp, neighbours=near)
-        return 2 * (strategy.tp - 1) / strategy.tp * message * times * ms_per_mb
+        degree = strategy.degree
+        ms_per_mb = links.ms_per_mb(degree, neighbours=near)
+        return 2 * (degree - 1) / degree * message * times * ms_per_mb
 
     def layer_mib(self, kind: int, strategy: Strategy, stage: int) -> float:
         """States and activations of a layer on a stage. GPipe is priced with one micro-batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.galvatron.rules24 import Rules24, batching
 from benchmarks.galvatron.sharedrules import CONTEXT_MIB, STATES, between, states_factor
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from benchmarks.galvatron.cases import Case
     from benchmarks.galvatron.figures import Figures
     from benchmarks.galvatron.rules24 import Batching
+
+
+ULYSSES: Final[dict[str, tuple[bool, ...]]] = {
+    "tp": (False,),
+    "sp": (True,),
+    "tp+sp": (False, True),
+}
 
 
 def families(case: Case, figures: Figures) -> Iterator[Family]:
@@ -49,17 +56,16 @@ def _families_of(
     choices = Choices.of(Rules24(case, figures, cut), case, stages, layers)
     buffered = case.options["global_memory_buffer"]
     tops = [top for top in tried if top >= cut.least] if buffered else [max(tried)]
-    with_sp = case.options["sp_space"] == "tp+sp"
-    for most, ulysses_only in product(tops, (False, True) if with_sp and buffered else (False,)):
+    ways = ULYSSES[case.options["sp_space"]]
+    for most, ulysses_only in product(tops, ways if buffered else ways[:1]):
         own = [
             index
             for index, each in enumerate(layers)
             if each.degree <= most and (each.tp == 1 or not ulysses_only)
         ]
-        ways = (True,) if ulysses_only else (False, True) if with_sp else (False,)
         vocabs = [
             vocab
-            for ulysses in ways
+            for ulysses in ((True,) if ulysses_only else ways)
             for vocab in _vocabs(case, figures, pp, cut.least, most, ulysses=ulysses)
         ]
         if own and vocabs:
@@ -95,7 +101,7 @@ def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
     option, per_stage = case.options, case.world // pp
     found: dict[Strategy, None] = {}
     curves = option["sp_space"] == "tp+sp"
-    for ulysses in (False, True) if curves else (False,):
+    for ulysses in ULYSSES[option["sp_space"]]:
         known = measured_degrees(figures, curves=curves, ulysses=ulysses)
         for degree in degrees(per_stage, 1 if option["disable_tp"] else option["max_tp_deg"]):
             if degree not in known:

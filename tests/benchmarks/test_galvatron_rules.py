@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.galvatron.cases import read_case, read_profile, read_result
 from benchmarks.galvatron.figures import Links, figures_of
-from benchmarks.galvatron.plan import cost, recorded_plan
+from benchmarks.galvatron.plan import recorded_cost
 from benchmarks.galvatron.sharedrules import ends_pass_ms, iteration, overlapped_ms
 from benchmarks.galvatron.space import even_cut, kinds_of_stages
 from benchmarks.galvatron.space24 import _balanced
@@ -27,7 +27,7 @@ def test_every_recorded_sub_search_is_reproduced_in_time_and_memory(peer):
         for task in result["tasks"]:
             if task["plan"] is None:
                 continue
-            told = cost(case, figures, recorded_plan(case, task))
+            _, told = recorded_cost(case, figures, task)
             expected = case.global_batch / task["throughput"]
             assert told.iteration_s == pytest.approx(expected, rel=1e-8), (case.name, task)
             used = task.get("memory_used_mb") or task["mem_cost"]
@@ -39,7 +39,7 @@ def test_every_recorded_sub_search_is_reproduced_in_time_and_memory(peer):
 def test_the_final_answers_are_reproduced(peer):
     for case, figures, result in recorded(peer):
         if result["found"]:
-            told = cost(case, figures, recorded_plan(case, result["best_task"]))
+            _, told = recorded_cost(case, figures, result["best_task"])
             assert told.iteration_s == pytest.approx(result["iteration_time_s"], rel=1e-8)
 
 
