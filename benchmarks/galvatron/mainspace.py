@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 def families(case: Case, figures: Figures) -> Iterator[Family]:
     """Every family; TP alone is contained in TP with SP, which has the same buffer."""
     most_pp = 1 if case.options["disable_pp"] else case.options["max_pp_deg"]
+    offered = {pp: strategies_of(case, figures, pp) for pp in degrees(case.world, most_pp)}
     for chunks in case.chunk_counts:
-        for pp in degrees(case.world, most_pp):
+        for pp, layers in offered.items():
             if pp <= min(chunks, case.num_layers):
-                yield from _families_of(case, figures, pp, chunks)
+                yield from _families_of(case, figures, chunks, layers)
 
 
-def _families_of(case: Case, figures: Figures, pp: int, chunks: int) -> Iterator[Family]:
+def _families_of(
+    case: Case, figures: Figures, chunks: int, strategies: list[Strategy]
+) -> Iterator[Family]:
     samples = case.global_batch // chunks
-    layers = [each for each in strategies(case, figures, pp) if each.dp <= samples]
+    layers = [each for each in strategies if each.dp <= samples]
     if not layers:
         return
     rules = MainRules(case, figures, chunks)
-    choices = Choices.of(rules, case, even_cut(case.num_layers, pp), layers)
+    choices = Choices.of(rules, case, even_cut(case.num_layers, layers[0].pp), layers)
     offered = sorted({each.degree for each in layers})
     for most, ulysses_only in [(offered[-1], True), *((degree, False) for degree in offered)]:
         own = [
@@ -78,7 +81,7 @@ def _vocabs(case: Case, figures: Figures, layers: list[Strategy], *, free: bool)
     ]
 
 
-def strategies(case: Case, figures: Figures, pp: int) -> list[Strategy]:
+def strategies_of(case: Case, figures: Figures, pp: int) -> list[Strategy]:
     """Every strategy of a layer on one of ``pp`` stages."""
     option, per_stage = case.options, case.world // pp
     most = {

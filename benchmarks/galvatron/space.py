@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +49,7 @@ class Family:
 @dataclass(frozen=True)
 class Choices:
     """Strategies of a layer under one set of rules and one cut, with their costs; from it the
-    families that offer some of them.
+    families that offer some of them. ``ends`` keeps what embedding and head cost.
     """
 
     rules: Rules
@@ -58,6 +58,7 @@ class Choices:
     strategies: tuple[Strategy, ...]
     times: NDArray[np.float64]  # [kind, strategy, with and without reduction]
     mib: NDArray[np.int64]  # [stage, kind, strategy]
+    ends: dict[Vocab, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -85,6 +86,9 @@ class Choices:
         """The family that offers the strategies of these numbers."""
         pp = len(self.cut)
         buffer = self.rules.buffer_mib(pp, most, ulysses_only=ulysses_only)
+        for vocab in vocabs:
+            if vocab not in self.ends:
+                self.ends[vocab] = self.rules.ends_ms(vocab), self.rules.ends_mib(vocab)
         return Family(
             pp=pp,
             chunks=self.rules.chunks,
@@ -98,8 +102,8 @@ class Choices:
             steady_ms=self.times[:, own, 1],
             sync_ms=self.times[:, own, 0] - self.times[:, own, 1],
             layer_mib=self.mib[:, :, own],
-            ends_ms=np.array([self.rules.ends_ms(each) for each in vocabs]),
-            fixed_mib=_whole([self.rules.ends_mib(each) for each in vocabs]) + buffer,
+            ends_ms=np.array([self.ends[each][0] for each in vocabs]),
+            fixed_mib=_whole([self.ends[each][1] for each in vocabs]) + buffer,
             pairs=tuple(pairs),
         )
 
