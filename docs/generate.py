@@ -60,8 +60,10 @@ def cli_page() -> str:
     context = click.Context(
         command_line, info_name="parplan", terminal_width=WIDTH, max_content_width=WIDTH
     )
-    for inner in _contexts(context):
-        parts.append(f"## {inner.command_path}\n\n```\n{inner.command.get_help(inner)}\n```\n")
+    parts += [
+        f"## {inner.command_path}\n\n```\n{inner.command.get_help(inner)}\n```\n"
+        for inner in _contexts(context)
+    ]
     return "\n".join(parts)
 
 
