@@ -179,6 +179,8 @@ def _kinds(given: _Given) -> tuple[LayerKind, ...]:
         places: list[tuple[str | int, ...]] = [("model",)]
         keys = ("hidden_size", "seq_length", "num_layers")
     else:
+        if not isinstance(types, list) or not types:
+            given.refuse(("model", "layer_types"), "no entries", "a list of kinds of layers")
         places = [("model", "layer_types", index) for index in range(len(types))]
         keys = ("hidden_size", "seq_len", "layer_num")
     return tuple(

@@ -75,6 +75,7 @@ def test_what_the_rules_do_not_price_is_noted(peer, case_file, capsys):
         (lambda data: data["search"].update(global_bsz=0), "search.global_bsz: 0"),
         (lambda data: data["search"].update(pipeline_type="zb"), "expected one of gpipe, pipe"),
         (lambda data: data["model"].pop("hidden_size"), "model.hidden_size: None"),
+        (lambda data: data["model"].update(layer_types=3), "a list of kinds of layers"),
         (lambda data: data.update(engine="v3"), "expected one of main, v2.4.0"),
         (lambda data: data.update(memory_constraint_gb="24"), "expected a number above 0"),
         (lambda data: data["profiles"].pop("memory"), "profiles.memory: None"),

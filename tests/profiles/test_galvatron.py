@@ -13,7 +13,6 @@ from profiles.measured import ENDS, Operation, Position
 from profiles.measuredfile import profile_of, profile_text
 from profiles.units import MIB
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "peers" / "galvatron" / "profiles"
 FILES = {
     "computation.json": {
         "layernum[2]_bsz8_seq512": 9.5,
@@ -180,10 +179,8 @@ def test_a_profile_file_is_checked_with_places(problems):
     assert any(line.startswith("file.yaml:6:16: unknown key overlaps[0].slowdon") for line in lines)
 
 
-def test_the_published_profiles_are_read_whole():
-    if not SHARED.is_dir():
-        pytest.skip("the profiles of Hetu-Galvatron are not beside this project")
-    text, notes = import_profile("galvatron", [SHARED])
+def test_the_published_profiles_are_read_whole(peer):
+    text, notes = import_profile("galvatron", [peer / "profiles"])
     profile = profile_of(yamlfile.parse(text, "profile"))
     assert len(profile.layer_times) == 110
     assert len(profile.layer_memory) == 21
