@@ -51,7 +51,7 @@ def side_by_side(path: Path, profiles: Path) -> dict[str, Any]:
         "peer_plan": None,
         "ours_config": None,
         "ours_memory_mib": None,
-        "notes": notes(case, answer),
+        "notes": notes(case, figures, answer),
     }
     if answer.chosen is not None:
         own = plan_of(answer.chosen)
@@ -94,18 +94,17 @@ def proof(case: Case, answer: Answer) -> str:
     )
 
 
-def notes(case: Case, answer: Answer) -> list[str]:
+def notes(case: Case, figures: Figures, answer: Answer) -> list[str]:
     """What of the case was left out, and where the rules price something else than asked for."""
-    if answer.chosen is None or case.engine != "main":
-        return list(case.notes)
-    family = answer.chosen.family
-    replicas = sorted({each.dp for each in answer.chosen.strategies()})
-    samples = case.global_batch // family.chunks
-    return [*case.notes] + [
-        f"dp {dp} does not divide {samples} samples: the rules do not price the rest"
-        for dp in replicas
-        if samples % dp
-    ]
+    told = list(case.notes)
+    if case.world > 1 and (case.world, True) not in figures.links.all_reduce:
+        told.append(f"a group of {case.world} was not measured: it costs what its neighbours do")
+    if answer.chosen is not None and case.engine == "main":
+        samples = case.global_batch // answer.chosen.family.chunks
+        for dp in sorted({each.dp for each in answer.chosen.strategies()}):
+            if samples % dp:
+                told.append(f"dp {dp} does not divide {samples} samples: the rest is not priced")
+    return told
 
 
 def report(told: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.galvatron.cases import read_case, read_profile, read_result
 from benchmarks.galvatron.figures import figures_of
+from benchmarks.galvatron.plan import cost, plan_of
 from benchmarks.galvatron.relaxation import floor
 from benchmarks.galvatron.sharedrules import iteration
 from benchmarks.galvatron.solve import solve
@@ -176,16 +177,50 @@ def test_sub_searches_without_a_plan_have_none_for_us_either(peer):
     assert checked > 50
 
 
-def test_layers_on_twelve_gpus_and_odd_batches_find_a_plan(peer):
-    case = read_case(next((peer / "inputs").glob("s02*")))
-    for world, batch in ((12, 24), (12, 15), (8, 15), (6, 12)):
-        options = {**case.options, "settle_chunk": -1}
-        asked = replace(case, world=world, global_batch=batch, options=options, memory_gib=40)
-        answer = answer_to(peer, asked)
-        assert answer.chosen is not None
-        assert answer.proven
-        for each in answer.chosen.strategies():
-            assert each.pp * each.tp * each.sp * each.cp * each.dp == world
+@pytest.mark.parametrize("name", ["s02", "p08"])
+def test_real_families_of_three_layers_are_solved_as_by_brute_force(peer, name):
+    case = read_case(next((peer / "inputs").glob(f"{name}*")))
+    short = replace(case, kinds=(replace(case.kinds[0], count=3),), memory_gib=5)
+    figures = figures_of(short, read_profile(short, peer / "profiles"))
+    checked = 0
+    for family in families(short, figures):
+        for budget in (2_500.0, 3_500.0, 5_000.0):
+            expected = by_brute_force(family, budget)
+            chosen = solve([family], budget).chosen
+            found = np.inf if chosen is None else chosen.iteration_ms
+            assert found == pytest.approx(expected, rel=1e-9)
+            checked += np.isfinite(found)
+    assert checked > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "batch", "options"),
+    [
+        ("s02", 12, 24, {}),
+        ("s02", 12, 15, {}),
+        ("s02", 8, 15, {}),
+        ("s02", 6, 12, {"disable_cp": 0}),
+        ("s02", 8, 16, {"sequence_parallel": False}),
+        ("s02", 8, 16, {"default_dp_type": "ddp", "mixed_precision": "fp32"}),
+        ("p08", 12, 48, {}),
+        ("p08", 8, 16, {"sp_space": "sp"}),
+        ("p08", 8, 16, {"disable_tp_consec": 0, "pipeline_type": "gpipe"}),
+        ("p01", 12, 48, {}),
+        ("p03", 12, 48, {}),
+    ],
+)
+def test_what_the_peer_does_not_solve_is_solved_and_proven(peer, name, world, batch, options):
+    case = read_case(next((peer / "inputs").glob(f"{name}*")))
+    options = {**case.options, "settle_chunk": -1, **options}
+    asked = replace(case, world=world, global_batch=batch, options=options, memory_gib=40)
+    figures = figures_of(asked, read_profile(asked, peer / "profiles"))
+    answer = solve(families(asked, figures), asked.budget_mib)
+    assert answer.proven
+    for each in answer.chosen.strategies():
+        assert each.pp * each.tp * each.sp * each.cp * each.dp == world
+    told = cost(asked, figures, plan_of(answer.chosen))
+    assert told.iteration_s == pytest.approx(answer.chosen.iteration_ms / 1e3, rel=1e-9)
+    assert max(told.memory_mib) <= asked.budget_mib + asked.reserved_mib
 
 
 def test_depth_does_not_change_the_number_of_splits_that_are_solved(peer):
