@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.galvatron.cases import Case, read_case, read_profile, read_result
-from benchmarks.galvatron.figures import figures_of
+from benchmarks.galvatron.figures import Figures, figures_of
 from benchmarks.galvatron.plan import cost, plan_of, recorded_cost
 from benchmarks.galvatron.solve import Answer, solve
 from benchmarks.galvatron.spaces import families
@@ -35,44 +35,53 @@ def side_by_side(path: Path, profiles: Path) -> dict[str, Any]:
     figures = figures_of(case, profile)
     answer = solve(families(case, figures), case.budget_mib)
     cpu_s = time.process_time() - started
-    found = answer.chosen is not None
-    told: dict[str, Any] = {
+    ours = _ours(case, figures, answer)
+    peer = _peer(case, figures, read_result(path.parent.parent / "results" / path.name))
+    return {
         "case": case.name,
-        "found": found,
-        "ours_iteration_s": None,
-        "ours_under_peer_costs_s": None,
-        "peer_iteration_s": None,
-        "peer_under_peer_costs_s": None,
+        "found": answer.chosen is not None,
+        "ours_iteration_s": ours["iteration_s"],
+        "peer_iteration_s": peer["iteration_s"],
         "ours_cpu_s": round(cpu_s, 6),
-        "peer_cpu_s": None,
+        "peer_cpu_s": peer["cpu_s"],
+        "ours_under_peer_costs_s": ours["under_peer_costs_s"],
+        "peer_under_peer_costs_s": peer["under_peer_costs_s"],
         "proven": answer.proven,
         "proof": proof(case, answer),
-        "ours_plan": None,
-        "peer_plan": None,
-        "ours_config": None,
-        "ours_memory_mib": None,
+        "ours_plan": ours["plan"],
+        "peer_plan": peer["plan"],
+        "ours_memory_mib": ours["memory_mib"],
+        "ours_config": ours["config"],
         "notes": notes(case, figures, answer),
     }
-    if answer.chosen is not None:
-        own = plan_of(answer.chosen)
-        costs = cost(case, figures, own)
-        told |= {
-            "ours_iteration_s": answer.chosen.iteration_ms / 1e3,
-            "ours_under_peer_costs_s": costs.iteration_s,
-            "ours_memory_mib": list(costs.memory_mib),
-            "ours_plan": own.text(),
-            "ours_config": own.config(case),
-        }
-    result = read_result(path.parent.parent / "results" / path.name)
-    if result is not None:
-        told |= {
-            "peer_iteration_s": result.get("iteration_time_s"),
-            "peer_cpu_s": result.get("search_cpu_s"),
-        }
-        if result.get("best_task") is not None:
-            theirs, costs = recorded_cost(case, figures, result["best_task"])
-            told["peer_under_peer_costs_s"] = costs.iteration_s
-            told["peer_plan"] = theirs.text()
+
+
+def _ours(case: Case, figures: Figures, answer: Answer) -> dict[str, Any]:
+    """Our plan, as the search found it and as it is costed again."""
+    if answer.chosen is None:
+        return dict.fromkeys(
+            ("iteration_s", "under_peer_costs_s", "plan", "memory_mib", "config"), None
+        )
+    plan = plan_of(answer.chosen)
+    again = cost(case, figures, plan)
+    return {
+        "iteration_s": answer.chosen.iteration_ms / 1e3,
+        "under_peer_costs_s": again.iteration_s,
+        "plan": plan.text(),
+        "memory_mib": list(again.memory_mib),
+        "config": plan.config(case),
+    }
+
+
+def _peer(case: Case, figures: Figures, result: dict[str, Any] | None) -> dict[str, Any]:
+    """What is recorded of the peer, and its plan as it is costed here."""
+    told = dict.fromkeys(("iteration_s", "cpu_s", "under_peer_costs_s", "plan"), None)
+    if result is None:
+        return told
+    told |= {"iteration_s": result.get("iteration_time_s"), "cpu_s": result.get("search_cpu_s")}
+    if result.get("best_task") is not None:
+        plan, again = recorded_cost(case, figures, result["best_task"])
+        told |= {"under_peer_costs_s": again.iteration_s, "plan": plan.text()}
     return told
 
 
@@ -101,9 +110,11 @@ def notes(case: Case, figures: Figures, answer: Answer) -> list[str]:
         told.append(f"a group of {case.world} was not measured: it costs what its neighbours do")
     if answer.chosen is not None and case.engine == "main":
         samples = case.global_batch // answer.chosen.family.chunks
-        for dp in sorted({each.dp for each in answer.chosen.strategies()}):
-            if samples % dp:
-                told.append(f"dp {dp} does not divide {samples} samples: the rest is not priced")
+        told += [
+            f"dp {dp} does not divide {samples} samples: the rest is not priced"
+            for dp in sorted({each.dp for each in answer.chosen.strategies()})
+            if samples % dp
+        ]
     return told
 
 

@@ -62,11 +62,14 @@ def test_what_the_rules_do_not_price_is_noted(peer, case_file, capsys):
     def odd(data):
         data["search"] |= {"global_bsz": 15, "settle_chunk": 1, "no_such_option": 1}
 
+        data["cluster"] |= {"num_nodes": 3, "gpus_per_node": 4}
+
     path = case_file("s02", odd)
     main([str(path), "--profiles", str(peer / "profiles")])
     text = capsys.readouterr().out
     assert "search.no_such_option is not known and left out" in text
-    assert "dp 8 does not divide 15 samples" in text
+    assert "a group of 12 was not measured" in text
+    assert "does not divide 15 samples" in text
 
 
 @pytest.mark.parametrize(
