@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -21,7 +22,7 @@ from profiles.nearest import nearest
 from profiles.training import TrainingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from planner import Inputs, Plan
 
@@ -87,7 +88,9 @@ class Parplan(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command; where there is none, the nearest name."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            raise InputError(_unknown("command", args[0], self.commands))
+            within = "" if ctx.parent is None else f" {ctx.info_name}"
+            problem = _unknown("command", args[0], self.commands)
+            raise InputError(replace(problem, where=f"parplan{within}"))
         return super().resolve_command(ctx, args)
 
 
@@ -381,9 +384,16 @@ def describe(reference: str, form: str) -> None:
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
     """Make a cluster YAML of a topology of nvidia-smi topo -m, NCCL, Slurm or ASTRA-sim."""
+    _write_imported(output, force=force, read=lambda: profiles.read_topology(file, **told))
+
+
+def _write_imported(
+    output: str, *, force: bool, read: Callable[[], tuple[str, Sequence[str]]]
+) -> None:
+    """Write or print the text that was made, with its notes on stderr."""
     if output != "-":
         profiles.refuse_to_overwrite(output, force=force)
-    text, notes = profiles.read_topology(file, **told)
+    text, notes = read()
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if output == "-":
@@ -391,6 +401,24 @@ def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
     else:
         profiles.save_text(text, output, force=force)
         click.echo(f"written: {output}", err=True)
+
+
+@main.group(cls=Parplan)
+def profile() -> None:
+    """Measured layers, memory and links of your own devices, as a profile YAML."""
+
+
+@profile.command("import")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "--from", "tool", required=True, type=click.Choice(["galvatron"]),
+    help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder.",
+)  # fmt: skip
+@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: bool) -> None:
+    """Make a profile YAML of what another tool measured."""
+    _write_imported(output, force=force, read=lambda: profiles.import_profile(tool, paths))
 
 
 @main.command()

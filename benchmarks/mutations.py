@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from planner import load_plan
-from profiles import load_cluster, load_model, load_training
+from profiles import import_profile, load_cluster, load_model, load_training
 from profiles.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,6 +81,23 @@ layers:
 """
 
 
+MEASURED = """\
+{
+ "layertype_0_bsz8_seq2048": 3.9,
+ "layertype_other_bsz8_seq2048": 2.9,
+ "layertype_0_sp": {"2048": {
+  "parameter_size": 778.2,
+  "tp_activation_per_bsz_dict": {"1": 514.6, "2": 273.3, "checkpoint": 32.0}
+ }},
+ "other_memory_pp_off_sp": {"2048": {"model_states": {"1": 4130.3}, "activation": {"1": 841.6}}},
+ "allreduce_size_8_consec_1": 154.2,
+ "pp_size_2": 163.7,
+ "all2all_size_8_16MB_time": 0.2,
+ "overlap_coe": 1.13
+}
+"""
+
+
 class Seed(NamedTuple):
     """A good file: its name, its text, who reads it."""
 
@@ -114,6 +131,7 @@ def seeds() -> list[Seed]:
         Seed("model.yaml", MODEL, load_model),
         Seed("training.yaml", _text("examples/own-config-for-megatron/training.yaml"), _training),
         Seed("config.json", _text("examples/own-config-for-megatron/config.json"), load_model),
+        Seed("measured.json", MEASURED, _measured),
         Seed("plan.yaml", _text("examples/llama3-70b-on-128-h100/plan.yaml"), load_plan),
     ]
     for name in ("deepseek-v3", "gpt2", "qwen3-30b-a3b"):
@@ -128,6 +146,10 @@ def _text(path: str) -> str:
 
 def _training(path: str) -> Any:
     return load_training(path, {})
+
+
+def _measured(path: str) -> Any:
+    return import_profile("galvatron", [path])
 
 
 def run(files: int, seed: int = SEED) -> Outcome:

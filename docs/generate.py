@@ -60,11 +60,18 @@ def cli_page() -> str:
     context = click.Context(
         command_line, info_name="parplan", terminal_width=WIDTH, max_content_width=WIDTH
     )
-    commands: list[tuple[str, click.Command]] = [("", command_line)]
-    commands += sorted(getattr(command_line, "commands", {}).items())
-    for name, command in commands:
-        title = f"parplan {name}".strip()
-        inner = (
+    parts += [
+        f"## {inner.command_path}\n\n```\n{inner.command.get_help(inner)}\n```\n"
+        for inner in _contexts(context)
+    ]
+    return "\n".join(parts)
+
+
+def _contexts(context: click.Context) -> Iterator[click.Context]:
+    """A command and those below it, by name."""
+    yield context
+    for name, command in sorted(getattr(context.command, "commands", {}).items()):
+        yield from _contexts(
             click.Context(
                 command,
                 info_name=name,
@@ -72,11 +79,7 @@ def cli_page() -> str:
                 terminal_width=WIDTH,
                 max_content_width=WIDTH,
             )
-            if name
-            else context
         )
-        parts.append(f"## {title}\n\n```\n{command.get_help(inner)}\n```\n")
-    return "\n".join(parts)
 
 
 def files_page() -> str:

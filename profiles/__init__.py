@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from profiles.errors import InfeasibleError, InputError
     from profiles.model import ModelSpec
     from profiles.outputfile import refuse_to_overwrite, save_text
+    from profiles.profileimport import import_profile
     from profiles.readtopology import read_topology
     from profiles.reference import load_model_or_cluster
     from profiles.training import TrainingSpec
@@ -33,6 +34,7 @@ __all__ = [
     "ModelSpec",
     "TrainingSpec",
     "catalog_names",
+    "import_profile",
     "load_calibration",
     "load_cluster",
     "load_model",
@@ -50,6 +52,7 @@ _MODULES: Final = {
     "InputError": "profiles.errors",
     "ModelSpec": "profiles.model",
     "TrainingSpec": "profiles.training",
+    "import_profile": "profiles.profileimport",
     "load_model_or_cluster": "profiles.reference",
     "read_topology": "profiles.readtopology",
     "refuse_to_overwrite": "profiles.outputfile",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from profiles.calibrationfile import CalibrationFile
 from profiles.clusterfile import ClusterFile
 from profiles.hardwarefile import DeviceFile, NodeFile
+from profiles.measuredfile import ProfileFile
 from profiles.modelfile import CatalogModelFile, ModelFile
 from profiles.trainingfile import TrainingFile
 
@@ -23,6 +24,7 @@ SCHEMAS: Final[dict[str, type[FileSchema]]] = {
     "catalog-model": CatalogModelFile,
     "training": TrainingFile,
     "calibration": CalibrationFile,
+    "profile": ProfileFile,
 }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
+
+PEER = Path(__file__).parents[1].parent / "shared" / "peers" / "galvatron"
 
 
 @pytest.fixture
@@ -15,3 +19,11 @@ def parplan():
         return CliRunner().invoke(main, [str(each) for each in arguments])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def peer() -> Path:
+    """The folder of recorded cases, answers and profiles of Hetu-Galvatron."""
+    if not PEER.is_dir():
+        pytest.skip("the recorded cases of Hetu-Galvatron are not beside this project")
+    return PEER
