@@ -102,6 +102,8 @@ class Schedule:
     ``held(shape)``: micro-batches of its whole share whose activations each device keeps at most,
     from a forward pass to the end of its backward pass (None: read off the orders), and
     ``least_held(shape)`` what every device is sure to hold at its peak (None: what ``held`` says).
+    ``late_weights(shape, device)``: weight gradients that a device has left at most when its last
+    input gradient is done, where backward passes are split (None: perhaps all of them).
     ``rule(shape)``: why it cannot run so, with the nearest legal value; None if it can.
     ``chunks``: the numbers of chunks that a micro-batch may cross on a device, None: two or more.
     ``splits``: weight gradients are passes of their own. ``fill_speed``: how many times faster than
@@ -118,6 +120,7 @@ class Schedule:
     orders: Callable[[Shape], list[Order]]
     held: Callable[[Shape], tuple[float, ...]] | None = None
     least_held: Callable[[Shape], float] | None = None
+    late_weights: Callable[[Shape, int], int] | None = None
     paths: Callable[[Shape], tuple[Path, ...]] = looped
     rule: Callable[[Shape], str | None] = _nothing
     chunks: tuple[int, ...] | None = (1,)
