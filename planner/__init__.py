@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
     from planner.smallest import Smallest, plan_smallest
-    from planner.space import Restrictions
+    from planner.choices import Restrictions
 
 __all__ = [
     "LAUNCHERS",

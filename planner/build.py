@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Recompute, Strategy
     from costmodel.schedules import Path, Schedule
     from planner.problem import Solution
-    from planner.space import Candidate
+    from planner.choices import Candidate
     from profiles.layers import Layer
 
 __all__ = ["CandidateProblem", "build_layout"]
@@ -198,7 +198,7 @@ class CandidateProblem:
             limit=(self.allocated_limit,) * stages,
             allowed=tuple(self.allowed(c) for c in range(len(self.classes))),
             stage_ns=self.stage_ns,
-            least_layers=degrees.chunks,
+            least_layers=self.pipeline.least_of_stage(len(self.chain)),
         )
 
     @property
@@ -211,7 +211,12 @@ class CandidateProblem:
         """The bound that this candidate's schedule obeys."""
         degrees = self.candidate.degrees
         return PipelineBound(
-            degrees.schedule, degrees.pp, degrees.chunks, self.microbatches, self._forward_part
+            degrees.schedule,
+            degrees.pp,
+            degrees.chunks,
+            self.microbatches,
+            self._forward_part,
+            self._weight_part,
         )
 
     def bound_s(self, cut: Solution) -> float:
@@ -274,6 +279,15 @@ class CandidateProblem:
         """Least part of a layer's passes that is forward."""
         return min(
             step.forward.total_s / (step.forward.total_s + step.backward.total_s)
+            for row in self.steps
+            for step in row
+        )
+
+    @cached_property
+    def _weight_part(self) -> float:
+        """Greatest part of a layer's passes that makes weight gradients."""
+        return max(
+            step.weight_s / (step.forward.total_s + step.backward.total_s)
             for row in self.steps
             for step in row
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
     from planner.inputs import Inputs
-    from planner.space import Restrictions
+    from planner.choices import Restrictions
     from profiles.model import ModelSpec
 
 __all__ = [

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.feasibility import explain_infeasible
 from planner.plan import Plan, SearchFacts
 from planner.search import search
-from planner.space import Restrictions, SearchSpace
+from planner.choices import Restrictions
+from planner.space import SearchSpace
 from profiles.errors import ExitCode, ParplanError
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
 from planner.dp import LayerwiseStages
 from planner.exhaust import every_better_cut, num_layouts
-from planner.space import Candidate, Degrees, SearchSpace
+from planner.choices import Candidate, Degrees, Grid
+from planner.space import SearchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
     "dp": LayerwiseStages,
 }
-Node: TypeAlias = "Degrees | list[Candidate] | Candidate"
+Node: TypeAlias = "Grid | Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
@@ -186,10 +187,12 @@ class _Run:
         return self.finalists[0].estimate.step_s if self.finalists else float("inf")
 
     def bound_all(self) -> None:
-        """Give every combination of degrees its bound from compute alone."""
-        for degrees in self.space.degrees():
-            self._push(self.bounds.of_degrees(degrees), degrees)
-        self.candidates = len(self.heap)
+        """Give every grid its bound from compute alone."""
+        for grid in self.space.grids():
+            count = self.space.num_candidates(grid)
+            if count:
+                self.candidates += count
+                self._push(self.bounds.of_grid(grid), grid)
 
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node; now and then the most promising
@@ -210,10 +213,12 @@ class _Run:
         else:
             self._open(node, bound_s)
 
-    def _open(self, node: Degrees | list[Candidate], bound_s: float) -> None:
-        if isinstance(node, Degrees):
+    def _open(self, node: Grid | Degrees | list[Candidate], bound_s: float) -> None:
+        if isinstance(node, Grid):
+            for degrees in self.space.degrees_of(node):
+                self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
+        elif isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
-            self.candidates += len(candidates) - 1
             sharper = self.bounds.of_memory(node, candidates) if candidates else None
             if sharper is None:
                 self.pruned["memory"] += len(candidates)
@@ -235,6 +240,12 @@ class _Run:
         self.nodes[number] = node
         if isinstance(node, Candidate) and self.worth_s == float("inf"):
             heapq.heappush(self.ready, (own.expected_s, number, bound_s))
+
+    def _size(self, node: Node) -> int:
+        """How many candidates a node stands for."""
+        if isinstance(node, Candidate):
+            return 1
+        return len(node) if isinstance(node, list) else self.space.num_candidates(node)
 
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
@@ -386,9 +397,10 @@ class _Run:
     def result(self, *, complete: bool) -> SearchResult:
         """What was found, with the bound over everything that was not visited."""
         pruned = dict(self.pruned)
-        left = [bound_s for _, number, bound_s, _ in self.heap if number in self.nodes]
-        by_bound = sum(bound_s >= self.best_s for bound_s in left)
-        rest = {"bound": by_bound, "closed form": len(left) - by_bound}
+        rest = Counter[str]()
+        for _, number, bound_s, node in self.heap:
+            if number in self.nodes:
+                rest["bound" if bound_s >= self.best_s else "closed form"] += self._size(node)
         pruned = {
             cause: count
             for cause in sorted(pruned.keys() | rest.keys())
