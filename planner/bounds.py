@@ -11,7 +11,7 @@ from costmodel.sharding import state_bytes
 from costmodel.simulate import least_in_flight
 from planner.leasttimes import Compute, LeastTimes
 from planner.pipelinebound import PipelineBound
-from planner.relaxation import least_time
+from planner.relaxation import least_of_stage, least_time
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext
@@ -67,8 +67,10 @@ class CandidateBounds:
     def of_degrees(self, degrees: Degrees) -> Relaxed:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
         blocks = None if self.times.main is None else self.times.blocks(degrees)
-        host = degrees.chunks * self.context.own.micro_batch_s * NANO
-        return self._step(degrees, self.times.compute(degrees), blocks, fixed=host)
+        if blocks is not None:
+            host = degrees.chunks * self.context.own.micro_batch_s * NANO
+            blocks = blocks._replace(fixed=host)
+        return self._step(degrees, self.times.compute(degrees), blocks)
 
     def of_memory(self, degrees: Degrees, candidates: list[Candidate]) -> Relaxed | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
@@ -80,7 +82,9 @@ class CandidateBounds:
         leanest = min(candidates, key=lambda each: self._resident(each, main))
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
-        sums = self._relaxed_ns(lean, self._options(lean), INFINITE)
+        options = self._options(lean)
+        rooms = self._rooms(lean, min(option.transient_bytes for option in options))
+        sums = self._relaxed_ns(lean, options, rooms, INFINITE)
         if sums is None:
             return None
         return self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
@@ -92,18 +96,50 @@ class CandidateBounds:
         if self.times.main is None:
             return self.of_degrees(candidate.degrees)
         options, once_s = self._with_states(candidate, self._options(candidate))
-        sums = self._relaxed_ns(candidate, options, worth_s)
+        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
+        sums = self._relaxed_ns(candidate, options, rooms, worth_s)
         if sums is None:
             return None
-        between, fixed = self._between_s(candidate)
+        blocks = self._blocks(candidate, options, rooms, once_s)
         degrees = candidate.degrees
-        blocks = self.times.blocks(degrees, options[0])
-        if len(self.times.alike) == len(self.times.block_classes):
-            blocks = blocks._replace(once=once_s * NANO)
         plain = self.times.compute(degrees)
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        own = plain._replace(sums=sums + between * NANO, forward_part=part)
-        return self._step(degrees, own, blocks, fixed=fixed * NANO)
+        between = self._between_s(candidate)[0] * NANO
+        own = plain._replace(sums=sums + between, forward_part=part)
+        return self._step(degrees, own, blocks)
+
+    def of_fuller(self, candidate: Candidate) -> float:
+        """Least step in seconds where a stage holds more blocks than an even share, rounded up."""
+        if self.times.main is None:
+            return 0.0
+        options, once_s = self._with_states(candidate, self._options(candidate))
+        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
+        blocks = self._blocks(candidate, options, rooms, once_s)
+        bound = self._pipeline(candidate.degrees, self.times.compute(candidate.degrees))
+        least = bound.whole_blocks(len(self.times.block_chain), blocks, uneven=1)
+        return self.context.whole_step_s(least / NANO, candidate.num_ranks)
+
+    def _blocks(
+        self,
+        candidate: Candidate,
+        options: list[Option],
+        rooms: list[tuple[float, float]],
+        once_s: float,
+    ) -> BlockTimes:
+        """Least times of a candidate's blocks."""
+        degrees = candidate.degrees
+        _, fixed, hop = self._between_s(candidate)
+        blocks = self.times.blocks(degrees, options[0])._replace(
+            fixed=fixed * NANO, hop=hop * NANO
+        )
+        if len(self.times.alike) == len(self.times.block_classes):
+            blocks = blocks._replace(once=once_s * NANO)
+            if len(options) > 1 and SCHEDULES[degrees.schedule].copies == 1:
+                resident = self._resident(candidate, self.times.main)
+                blocks = blocks._replace(
+                    in_memory=lambda count: least_of_stage(count, rooms, resident, options)
+                )
+        return blocks
 
     def crowding(self, candidate: Candidate) -> float:
         """Memory of all blocks under the leanest recomputation over what all stages have for
@@ -119,7 +155,11 @@ class CandidateBounds:
         return INFINITE if held == 0 else self.times.num_alike / held
 
     def _relaxed_ns(
-        self, candidate: Candidate, options: list[Option], worth_s: float
+        self,
+        candidate: Candidate,
+        options: list[Option],
+        rooms: list[tuple[float, float]],
+        worth_s: float,
     ) -> float | None:
         """Least sum of the stages' times for fractional layers and free cuts.
 
@@ -130,7 +170,6 @@ class CandidateBounds:
         """
         assert self.times.main is not None
         degrees, main = candidate.degrees, self.times.main
-        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         copies = SCHEDULES[degrees.schedule].copies
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns * copies
@@ -169,9 +208,9 @@ class CandidateBounds:
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
         return loaded, once
 
-    def _between_s(self, candidate: Candidate) -> tuple[float, float]:
+    def _between_s(self, candidate: Candidate) -> tuple[float, float, float]:
         """Hand-over and host time of one micro-batch on all stages together, and on the stage
-        where it is least.
+        where it is least; time between two stages at least.
         """
         degrees = candidate.degrees
         host = degrees.chunks * self.context.own.micro_batch_s
@@ -182,14 +221,13 @@ class CandidateBounds:
             degrees.chunks,
             folds=SCHEDULES[degrees.schedule].folds,
         )
-        return degrees.pp * host + sum(sends), host + min(sends)
+        p2p = self.context.p2p_s(candidate.mesh, candidate.strategy(), degrees.micro_batch)
+        hop = min(p2p[:-1], default=0.0) + self.context.own.micro_batch_s / 2
+        return degrees.pp * host + sum(sends), host + min(sends), hop
 
-    def _step(
-        self, degrees: Degrees, own: Compute, blocks: BlockTimes | None, *, fixed: float = 0.0
-    ) -> Relaxed:
-        """``fixed``: host time and hand-over of a stage for one micro-batch, in nanoseconds."""
+    def _pipeline(self, degrees: Degrees, own: Compute) -> PipelineBound:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)
-        bound = PipelineBound(
+        return PipelineBound(
             degrees.schedule,
             degrees.pp,
             degrees.chunks,
@@ -197,9 +235,13 @@ class CandidateBounds:
             own.forward_part,
             own.weight_part,
         )
+
+    def _step(self, degrees: Degrees, own: Compute, blocks: BlockTimes | None) -> Relaxed:
+        bound = self._pipeline(degrees, own)
+        microbatches = bound.microbatches
         least = bound.least(own.sums, own.greatest)
         if blocks is not None:
-            least = max(least, bound.whole_blocks(len(self.times.block_chain), blocks, fixed))
+            least = max(least, bound.whole_blocks(len(self.times.block_chain), blocks))
         filled = (microbatches + (degrees.pp - 1) / num_waves(degrees)) / degrees.pp * own.sums
         ranks = degrees.tp * degrees.cp * degrees.dp * degrees.pp
         return Relaxed(

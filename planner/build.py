@@ -107,10 +107,11 @@ class CandidateProblem:
     @cached_property
     def once_per_batch_ns(self) -> int:
         """What all layers add once a step, divided over the micro-batches."""
-        return sum(self._once_ns[c] for c in self.chain)
+        return sum(self.once_ns[c] for c in self.chain)
 
     @cached_property
-    def _once_ns(self) -> tuple[int, ...]:
+    def once_ns(self) -> tuple[int, ...]:
+        """What a layer of each class adds once a step, divided over the micro-batches."""
         scale = NANO / self.microbatches
         once = []
         for row in self.steps:
@@ -126,8 +127,14 @@ class CandidateProblem:
         """Both passes of one micro-batch and the layer's share of what happens once a step."""
         return tuple(
             tuple(int((step.forward.total_s + step.backward.total_s) * NANO) + once for step in row)
-            for row, once in zip(self.steps, self._once_ns, strict=True)
+            for row, once in zip(self.steps, self.once_ns, strict=True)
         )
+
+    @cached_property
+    def link_s(self) -> tuple[float, ...]:
+        """Seconds of a hand-over between each stage and the next (the last: to the first)."""
+        degrees = self.candidate.degrees
+        return self.context.p2p_s(self.candidate.mesh, self.strategies[0], degrees.micro_batch)
 
     @cached_property
     def stage_ns(self) -> tuple[int, ...]:
@@ -253,7 +260,7 @@ class CandidateProblem:
     def _once_of_stages(self, cut: Solution) -> list[int]:
         stops = (*cut.starts[1:], len(self.chain))
         return [
-            sum(self._once_ns[c] for c in self.chain[first:stop])
+            sum(self.once_ns[c] for c in self.chain[first:stop])
             for first, stop in zip(cut.starts, stops, strict=True)
         ]
 
@@ -271,7 +278,7 @@ class CandidateProblem:
         blocks = [c for c in held if isinstance(self.classes[c], Block)]
         if not blocks:
             return 0.0
-        fastest = min(min(self.time_ns[c]) - self._once_ns[c] for c in blocks)
+        fastest = min(min(self.time_ns[c]) - self.once_ns[c] for c in blocks)
         return len(blocks) // chunks * fastest if len(blocks) == len(held) else 0.0
 
     @cached_property

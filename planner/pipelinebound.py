@@ -69,19 +69,19 @@ class PipelineBound:
         through = 1 - self.weight_part if self._kind.splits else 1.0
         return max(self.fill * sums, alone, through * sums if self._kind.drains else 0.0)
 
-    def whole_blocks(self, blocks: int, share: BlockTimes, fixed: float = 0.0) -> float:
-        """Least time when ``blocks`` blocks stay whole and each stage takes ``fixed`` beside them,
-        in the time unit of ``share``: the least over all K, the blocks of the fullest stage.
+    def whole_blocks(self, blocks: int, share: BlockTimes, *, uneven: int = 0) -> float:
+        """Least time when ``blocks`` blocks stay whole, in the time unit of ``share``: the least
+        over all K, the blocks of the fullest stage, from ``uneven`` more than an even share on.
         """
         if self._kind.copies > 1:
-            return self._both_ways(blocks, share, fixed)
-        best, most = float("inf"), -(-blocks // self.stages)
-        while self.microbatches * (share.of(most) + fixed) < best:
-            best = min(best, self._fullest(blocks, most, share, fixed))
+            return float("inf") if uneven else self._both_ways(blocks, share)
+        best, most = float("inf"), -(-blocks // self.stages) + uneven
+        while self.microbatches * (share.of_stage(most) + share.fixed) < best:
+            best = min(best, self._fullest(blocks, most, share))
             most += 1
         return best
 
-    def _fullest(self, blocks: int, most: int, share: BlockTimes, fixed: float) -> float:
+    def _fullest(self, blocks: int, most: int, share: BlockTimes) -> float:
         """Least time when the fullest stage holds ``most`` of the blocks.
 
         The stages lack D = p K - blocks of being equal, so at most D of them stand behind the last
@@ -102,15 +102,17 @@ class PipelineBound:
             full = max(0, p - lacking - 1 - self._kind.folds)
             wait = full * share.in_chunk(most, self.chunks)
             wait_last = 0.0 if self._kind.folds else wait
+        stage = max(0, p - 1 - lacking)
+        hops = stage * share.hop
         if not self._kind.drains:
-            wait = wait_last = 0.0
+            wait = wait_last = hops = 0.0
         drains = share.forward_part if self._kind.splits else 1.0
         drained = wait if drains == 1 else wait * (1 - share.weight_part)
-        late = self._late_weights_ns(max(0, p - 1 - lacking), most, share)
-        waits = max(wait * share.forward_part + most * share.once, drained - late)
+        late = self._late_weights_ns(stage, most, share)
+        waits = hops + max(wait * share.forward_part + most * share.once, drained + hops - late)
         return max(
-            m * (share.of(most) + fixed) + waits,
-            m * (share.of(rest) + share.head + fixed) + wait_last * drains,
+            m * (share.of_stage(most) + share.fixed) + waits,
+            m * (share.of(rest) + share.head + share.fixed) + wait_last * drains,
         )
 
     def _late_weights_ns(self, stage: int, held: int, share: BlockTimes) -> float:
@@ -127,7 +129,7 @@ class PipelineBound:
             -(-held // self.chunks) if even else held
         )
 
-    def _both_ways(self, blocks: int, share: BlockTimes, fixed: float) -> float:
+    def _both_ways(self, blocks: int, share: BlockTimes) -> float:
         """Least time where devices s and p - 1 - s hold the same two stages, for half of the
         micro-batches each.
 
@@ -141,10 +143,11 @@ class PipelineBound:
         held = self.least_of_stage(blocks)
         drains = share.forward_part if self._kind.splits else 1.0
         best, most = float("inf"), -(-blocks // pairs)
-        while m / 2 * (share.of(most) + 2 * fixed) < best:
+        while m / 2 * (share.of(most) + 2 * share.fixed) < best:
             outside = max(0, pairs - 1 - (pairs * most - blocks) - 1)
             wait = outside * share.in_chunk(held, self.chunks) * drains
-            best = min(best, m / 2 * (share.of(most) + 2 * fixed) + wait)
+            wait += 2 * outside * share.hop
+            best = min(best, m / 2 * (share.of(most) + 2 * share.fixed) + wait)
             most += 1
         return best
 
@@ -158,8 +161,10 @@ class PipelineBound:
 
 class BlockTimes(NamedTuple):
     """Least times of one micro-batch: a block's passes and the part of them that is forward, what
-    a block adds once a step, and the model's last layer. ``run``: least time of so many blocks,
-    where they are not equal. ``weight_part`` and ``weight`` are the most that a block takes for
+    a block adds once a step, and the model's last layer. ``fixed``: what a stage takes beside its
+    blocks, ``hop``: a hand-over and the host's part of a pass. ``run``: least time of so many
+    blocks, where they are not equal; ``in_memory``: of so many on one stage, as its memory allows.
+    ``weight_part`` and ``weight`` are the most that a block takes for
     weight gradients, of its own passes and as a time. ``alike``: the shortest block over the
     longest where all hold the same weights, else 0.
     """
@@ -171,11 +176,19 @@ class BlockTimes(NamedTuple):
     once: float = 0.0
     head: float = 0.0
     alike: float = 1.0
+    fixed: float = 0.0
+    hop: float = 0.0
     run: Callable[[int], float] | None = None
+    in_memory: Callable[[int], float] | None = None
 
     def of(self, count: int) -> float:
         """Least time of ``count`` blocks."""
         return count * self.block if self.run is None else self.run(count)
+
+    def of_stage(self, count: int) -> float:
+        """Least time of ``count`` blocks on one stage."""
+        least = self.of(count)
+        return least if self.in_memory is None else max(least, self.in_memory(count))
 
     def in_chunk(self, count: int, chunks: int) -> float:
         """Least time of a chunk, where ``count`` blocks are dealt out to ``chunks`` so that each

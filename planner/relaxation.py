@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.leasttimes import Option
 
-__all__ = ["least_time"]
+__all__ = ["least_of_stage", "least_time"]
+
+INFINITE = float("inf")
 
 
 def least_time(
@@ -44,6 +46,15 @@ def least_time(
         if left <= 0:
             return total
     return None
+
+
+def least_of_stage(
+    count: int, rooms: list[tuple[float, float]], resident: float, options: list[Option]
+) -> float:
+    """Least time of ``count`` fractional layers on any one of the stages; infinite if on none."""
+    return min(
+        least_time(count, [each], resident, options, count) or INFINITE for each in set(rooms)
+    )
 
 
 def _segments(

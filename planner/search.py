@@ -28,6 +28,7 @@ from planner.build import CandidateProblem, build_layout
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
 from planner.dp import LayerwiseStages
+from planner.pathbound import PathBounds
 from planner.exhaust import every_better_cut, num_layouts
 from planner.choices import Candidate, Degrees, Grid
 from planner.space import SearchSpace
@@ -318,6 +319,7 @@ class _Run:
         """Simulate every layout that could still beat the best plan, where they are few."""
         self._sharpen()
         self._open_rest()
+        self._trace(should_stop)
         if self.bound_s < min(self.least_open_s, self.best_s):
             return
         undecided = sorted(
@@ -339,6 +341,22 @@ class _Run:
                     self._keep(finalist)
             self.open.remove((bound, problem))
             self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
+
+    def _trace(self, should_stop: Callable[[], bool]) -> None:
+        """Raise the bounds of open candidates by the longest paths of their schedules, the least
+        bound first.
+        """
+        traced, paths = [], PathBounds()
+        waiting = sorted(self.open, key=lambda each: each[0])
+        for number, (bound_s, problem) in enumerate(waiting):
+            if bound_s >= self.best_s or should_stop():
+                traced += waiting[number:]
+                break
+            rest = self.bounds.of_fuller(problem.candidate)
+            own = min(rest, paths.of(problem, min(rest, self.best_s)))
+            traced.append((max(bound_s, own), problem))
+        self.open = traced
+        self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
     def _sharpen(self) -> None:
         """Open the nodes of the least bounds that no visit was worth, for a part of the effort so
