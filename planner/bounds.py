@@ -24,6 +24,7 @@ __all__ = ["CandidateBounds", "Relaxed", "num_waves"]
 NANO = 10**9
 INFINITE = float("inf")
 GRADIENTS_SHARDED = 2  # ZeRO stage from which every micro-batch has traffic
+NEVER_S = 1e6
 MOST_COPIES = max(schedule.copies for schedule in SCHEDULES.values())
 
 
@@ -118,6 +119,23 @@ class CandidateBounds:
         bound = self._pipeline(candidate.degrees, self.times.compute(candidate.degrees))
         least = bound.whole_blocks(len(self.times.block_chain), blocks, uneven=1)
         return self.context.whole_step_s(least / NANO, candidate.num_ranks)
+
+    def recomputing_s(self, candidate: Candidate, count: int) -> list[float]:
+        """Seconds for one micro-batch that ``count`` blocks on each stage take at least beyond
+        their fastest, as its memory asks for; ``NEVER_S`` where so many cannot be there.
+        """
+        if len(self.times.alike) < len(self.times.block_classes):
+            return [0.0] * candidate.degrees.pp
+        options = self._options(candidate)
+        resident = self._resident(candidate, self.times.alike[0])
+        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
+        fastest = count * options[0].time_ns
+        least = {room: least_time(count, [room], resident, options, count) for room in set(rooms)}
+        seconds = {
+            room: NEVER_S if time is None else (time - fastest) / NANO
+            for room, time in least.items()
+        }
+        return [seconds[room] for room in rooms]
 
     def _blocks(
         self,

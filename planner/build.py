@@ -20,6 +20,8 @@ from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.context import CostContext, LayerStep
     from costmodel.estimate import MemoryBytes
     from costmodel.layout import Recompute, Strategy
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from planner.choices import Candidate
     from profiles.layers import Layer
 
-__all__ = ["CandidateProblem", "build_layout"]
+__all__ = ["CandidateProblem", "build_layout", "chunk_sizes"]
 
 NANO = 10**9
 # Recomputed layers stand first in their chunk, as Megatron's "block" method has it.
@@ -103,6 +105,21 @@ class CandidateProblem:
     def allowed(self, c: int) -> tuple[int, ...]:
         """Only blocks can be recomputed; the first strategy stands for "as is" elsewhere."""
         return tuple(range(len(self.strategies))) if isinstance(self.classes[c], Block) else (0,)
+
+    def ends_ns(self, stage: int) -> list[int]:
+        """Time of the layers before the first block and behind the last one, by chunk of a
+        stage.
+        """
+        chain = self.context.chain
+        is_block = [isinstance(self.classes[c], Block) for c in chain]
+        head, tail = is_block.index(True), is_block[::-1].index(True)
+        places = _places(self)
+        ends = {0: chain[:head], len(places) - 1: chain[len(chain) - tail :]}
+        return [
+            sum(self.time_ns[c][0] for c in ends.get(v, ()))
+            for v, place in enumerate(places)
+            if place[0] == stage
+        ]
 
     @cached_property
     def once_per_batch_ns(self) -> int:
@@ -388,14 +405,12 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     in_order = [isinstance(problem.classes[c], Block) for c in chain]
     head, tail = in_order.index(True), in_order[::-1].index(True)
     places = _places(problem)
-    ends = {0: chain[:head], len(places) - 1: chain[-tail:] if tail else ()}
     stops = (*solution.starts[1:], len(problem.chain))
     chunks: list[list[Recompute]] = [[] for _ in places]
     for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
         virtuals = [v for v, place in enumerate(places) if place[0] == stage]
-        load = [sum(problem.time_ns[c][0] for c in ends.get(v, ())) for v in virtuals]
         blocks = [i for i in range(first, stop) if is_block[i]]
-        sizes = _balanced(load, [problem.time_ns[problem.chain[i]][0] for i in blocks])
+        sizes = chunk_sizes(problem, stage, [problem.chain[i] for i in blocks])
         options = sorted(
             (problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind
         )
@@ -406,12 +421,15 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     return chunks
 
 
-def _balanced(load: list[int], blocks: list[int]) -> list[int]:
-    """How many blocks each chunk gets when each goes to the least loaded, later ones first."""
+def chunk_sizes(problem: CandidateProblem, stage: int, blocks: Sequence[int]) -> list[int]:
+    """How many blocks each chunk of a stage gets, from the classes of its blocks: each goes to the
+    chunk with least to do, later ones first; the model's ends have layers of their own.
+    """
+    load = problem.ends_ns(stage)
     sizes = [0] * len(load)
-    for time in blocks:
-        target = min(range(len(load)), key=lambda c: (load[c], sizes[c], -c))
-        load[target] += time
+    for c in blocks:
+        target = min(range(len(load)), key=lambda each: (load[each], sizes[each], -each))
+        load[target] += problem.time_ns[c][0]
         sizes[target] += 1
     return sizes
 

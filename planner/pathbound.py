@@ -16,6 +16,7 @@ Where two directions share the devices every stage holds an even share, and no b
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +24,14 @@ import numpy as np
 from costmodel.criticalpath import critical_path
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Shape
 from costmodel.simulate import PassTimes, send_seconds
+from planner.build import chunk_sizes
 from profiles.layers import Block
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from costmodel.criticalpath import CriticalPath
+    from planner.bounds import CandidateBounds
     from planner.build import CandidateProblem
 
 __all__ = ["PathBounds"]
@@ -36,6 +39,8 @@ __all__ = ["PathBounds"]
 NANO = 10**9
 MOST_PATHS = 8
 MOST_PASSES = 200_000  # of a run that is traced
+MOST_LACKING = 3  # whose recomputation is told apart
+PAIR = 2
 WORTH = 1e-3  # part by which another path must raise the bound
 
 
@@ -46,19 +51,19 @@ class PathBounds:
         """No path is known yet."""
         self._paths: dict[object, list[CriticalPath]] = {}
 
-    def of(self, problem: CandidateProblem, enough_s: float) -> float:
+    def of(self, problem: CandidateProblem, bounds: CandidateBounds, enough_s: float) -> float:
         """Least step of a candidate's layouts whose fullest stage holds an even share, rounded up;
         no more paths are looked for once it is ``enough_s``.
         """
-        stages = _Stages(problem)
-        if stages.num_passes > MOST_PASSES:
+        stages = _Stages(problem, bounds)
+        if problem.moves_blocks or stages.num_passes > MOST_PASSES:
             return 0.0
         paths = self._paths.setdefault((problem.schedule.name, stages.shape), [])
         found = stages.least_s(paths)
         while len(paths) < MOST_PATHS and found < enough_s:
             paths.append(stages.path(stages.worst(paths)))
             before, found = found, stages.least_s(paths)
-            if len(paths) > stages.lacking + 1 and found < before * (1 + WORTH):
+            if len(paths) > stages.lacking and found < before * (1 + WORTH):
                 break
         return found
 
@@ -66,21 +71,25 @@ class PathBounds:
 class _Stages:
     """The stages of a candidate, all of them full, and what one block takes."""
 
-    def __init__(self, problem: CandidateProblem) -> None:
+    def __init__(self, problem: CandidateProblem, bounds: CandidateBounds) -> None:
         degrees = problem.candidate.degrees
         self.problem = problem
         self.shape = Shape(degrees.pp, degrees.chunks, problem.microbatches)
-        blocks = sum(isinstance(problem.classes[c], Block) for c in problem.chain)
-        if problem.schedule.copies > 1:
-            self.held, self.lacking = problem.problem.least_layers, 0
-        else:
-            self.held = -(-blocks // degrees.pp)
-            self.lacking = degrees.pp * self.held - blocks
+        blocks = [c for c in problem.chain if isinstance(problem.classes[c], Block)]
+        self.block = blocks[0]
+        self.most = -(-len(blocks) // degrees.pp)
+        self.held = np.full(degrees.pp, self.most)
+        self.lacking = degrees.pp * self.most - len(blocks)
+        if problem.schedule.copies > 1:  # an even share of all layers, those at the ends included
+            self.held[:], self.lacking = problem.problem.least_layers, 0
+            self.held[[0, -1]] -= min(self.held[0], len(problem.chain) - len(blocks))
+        self._known_sizes: dict[object, list[int]] = {}
         self.paths = problem.schedule.paths(self.shape)
         self.num_chunks = degrees.chunks * problem.schedule.copies
         self.block_s = self._block_s()
         self.once_s = self._once_s()
         self.fixed_s = self._fixed_s()
+        self.again_s = self._again_s(bounds)
         self.delays_s = np.array(problem.link_s) * problem.context.own.p2p_overlap
 
     @property
@@ -111,6 +120,15 @@ class _Stages:
         least = min(once for once, layer in own if isinstance(layer, Block))
         return least * self.shape.microbatches / NANO
 
+    def _again_s(self, bounds: CandidateBounds) -> NDArray[np.float64]:
+        """Least seconds of recomputation for one micro-batch, ``[blocks that lack, stage]``."""
+        if self.problem.schedule.copies > 1:
+            return np.zeros((1, self.shape.stages))
+        most = min(self.lacking, MOST_LACKING, self.most)
+        candidate = self.problem.candidate
+        counts = range(self.most, self.most - most - 1, -1)
+        return np.array([bounds.recomputing_s(candidate, count) for count in counts])
+
     def _fixed_s(self) -> NDArray[np.float64]:
         """What the passes of each chunk take beside blocks: host time, hand-over, and the layers
         at the ends of the model. ``[kind, device, chunk]``.
@@ -131,28 +149,31 @@ class _Stages:
                     found[WEIGHT, device, chunk] += step.weight_s
         return found
 
+    def _sizes(self, stage: int, count: int) -> list[int]:
+        """Blocks of each chunk of a stage that holds ``count``."""
+        if self.shape.chunks == 1:
+            return [count]
+        key = (stage in (0, self.shape.stages - 1) and stage, count)
+        if key not in self._known_sizes:
+            self._known_sizes[key] = chunk_sizes(self.problem, stage, [self.block] * count)
+        return self._known_sizes[key]
+
     def _blocks(self, lacking: NDArray[np.float64]) -> NDArray[np.float64]:
         """Blocks of each chunk, ``[device, chunk]``, where stages lack so many."""
         held = np.zeros((self.shape.stages, self.num_chunks))
-        by_stage = self.held - lacking
-        if self.problem.schedule.copies > 1:  # layers at the ends take the place of blocks
-            by_stage = np.floor(self._even() / self.shape.chunks) * self.shape.chunks
-        for path in self.paths:
-            for device, chunk in path:
-                stage = device if chunk < self.shape.chunks else self.shape.stages - 1 - device
-                held[device, chunk] = by_stage[stage] / self.shape.chunks
+        for stage, less in enumerate(lacking):
+            own = self._sizes(stage, int(self.held[stage] - less))
+            held[stage, : len(own)] = own
+            if self.num_chunks > len(own):  # the other direction's copy
+                held[self.shape.stages - 1 - stage, len(own) :] = own
         return held
-
-    def _even(self) -> NDArray[np.float64]:
-        """Blocks of each stage where all of them hold an even share of the layers."""
-        blocks = np.full(self.shape.stages, float(self.held))
-        ends = [c for c in self.problem.chain if not isinstance(self.problem.classes[c], Block)]
-        blocks[[0, -1]] -= len(ends)
-        return np.maximum(blocks, 0.0)
 
     def path(self, lacking: NDArray[np.float64]) -> CriticalPath:
         """The longest path where stages lack so many blocks."""
         times = self.block_s[:, None, None] * self._blocks(lacking) + self.fixed_s
+        less = np.minimum(lacking, len(self.again_s) - 1).astype(int)
+        again = self.again_s[less, np.arange(self.shape.stages)] / self.num_chunks
+        times[BACKWARD : INPUT + 1] += again[:, None]
         forward, _, inputs, weight = (table.tolist() for table in times)
         if not self.problem.schedule.splits:
             inputs, weight = times[BACKWARD].tolist(), (times[WEIGHT] * 0).tolist()
@@ -167,46 +188,75 @@ class _Stages:
         """Seconds of each path, all stages full."""
         full = self._blocks(np.zeros(self.shape.stages))
         times = self.block_s[:, None, None] * full + self.fixed_s
-        own = self.held * self.once_s
-        return np.array([path.seconds(times, self.delays_s) + own for path in paths])
+        own = self.most * self.once_s
+        again = self.again_s[0]
+        return np.array(
+            [path.seconds(times, self.delays_s) + own + _backwards(path) @ again for path in paths]
+        )
 
     def _losses(self, paths: list[CriticalPath]) -> NDArray[np.float64]:
-        """Seconds that each path loses by each block that a stage lacks, ``[path, stage]``."""
+        """Seconds that each path loses at most by the next block that a stage lacks, ``[path,
+        blocks that lack before, stage]``.
+        """
+        num_less = len(self.again_s) - 1
+        less = [self._blocks(np.full(self.shape.stages, k)) for k in range(num_less + 1)]
         found = []
         for path in paths:
             by_chunk = (self.block_s[:, None, None] * path.passes).sum(axis=0)
-            lost = by_chunk.max(axis=1)
-            lost[path.last] += self.once_s
-            found.append(lost)
+            lost = np.array([(by_chunk * (a - b)).sum(axis=1) for a, b in pairwise(less)])
+            if self.lacking > num_less:
+                lost[-1] = np.maximum(lost[-1], by_chunk.max(axis=1))
+            lost[:, path.last] += self.once_s
+            found.append(lost - _backwards(path) * np.diff(self.again_s, axis=0))
         return np.array(found)
 
     def least_s(self, paths: list[CriticalPath]) -> float:
         """The bound that these paths give."""
         if not paths:
             return 0.0
-        lengths, losses = self._lengths(paths), self._losses(paths)
-        match self.lacking:
-            case 0:
-                passes_s = lengths.max()
-            case 1:
-                passes_s = (lengths[:, None] - losses).max(axis=0).min()
-            case 2:
-                both = losses[:, :, None] + losses[:, None, :]
-                passes_s = (lengths[:, None, None] - both).max(axis=0).min()
-            case _:
-                passes_s = lengths.mean() - self.lacking * losses.mean(axis=0).max()
-        context = self.problem.context
-        return context.whole_step_s(float(passes_s), self.problem.candidate.num_ranks)
+        passes_s, _ = self._least(paths)
+        return self.problem.context.whole_step_s(passes_s, self.problem.candidate.num_ranks)
 
     def worst(self, paths: list[CriticalPath]) -> NDArray[np.float64]:
-        """Where blocks lack so that these paths lose most."""
-        lacking = np.zeros(self.shape.stages)
+        """Where blocks lack so that these paths lose most, ``[stage]``."""
         if not paths or not self.lacking:
-            return lacking
-        if len(paths) == 1:
-            order = np.argsort(-self._losses(paths)[0], kind="stable")
-        else:
-            order = np.argsort(-self._losses(paths).mean(axis=0), kind="stable")
-        for k in range(self.lacking):
-            lacking[order[k % len(order)]] += 1
-        return np.minimum(lacking, self.held)
+            return np.zeros(self.shape.stages)
+        return np.minimum(self._least(paths)[1], self.most)
+
+    def _least(self, paths: list[CriticalPath]) -> tuple[float, NDArray[np.float64]]:
+        """Least seconds of the passes, and how many blocks the stages lack then."""
+        lengths = self._lengths(paths)
+        lacking = np.zeros(self.shape.stages)
+        if not self.lacking:
+            return float(lengths.max()), lacking
+        losses = self._losses(paths)
+        if self.lacking == 1:
+            longest = (lengths[:, None] - losses[:, 0]).max(axis=0)
+            lacking[longest.argmin()] = 1
+            return float(longest.min()), lacking
+        if self.lacking == PAIR:
+            lost = losses[:, 0, :, None] + losses[:, 0, None, :]
+            stages = np.arange(self.shape.stages)
+            lost[:, stages, stages] = losses.sum(axis=1)
+            longest = (lengths[:, None, None] - lost).max(axis=0)
+            for stage in np.unravel_index(longest.argmin(), longest.shape):
+                lacking[stage] += 1
+            return float(longest.min()), lacking
+        return self._mean_least(float(lengths.mean()), losses.mean(axis=0))
+
+    def _mean_least(
+        self, length: float, losses: NDArray[np.float64]
+    ) -> tuple[float, NDArray[np.float64]]:
+        """As ``_least``, of the mean path: the blocks lack where it loses most by each."""
+        more = self.lacking - len(losses)
+        each = np.concatenate([losses, np.repeat(losses[-1:], max(0, more), axis=0)])
+        each = np.maximum.accumulate(each[::-1])[::-1]  # the sum of the greatest is no less
+        worst = np.argsort(-each, axis=None, kind="stable")[: self.lacking]
+        lacking = np.bincount(worst % self.shape.stages, minlength=self.shape.stages)
+        return length - float(each.ravel()[worst].sum()), lacking.astype(np.float64)
+
+
+def _backwards(path: CriticalPath) -> NDArray[np.int64]:
+    """Backward passes that a path takes of whichever chunk of each stage."""
+    least: NDArray[np.int64] = (path.passes[BACKWARD] + path.passes[INPUT]).min(axis=1)
+    return least

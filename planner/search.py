@@ -255,7 +255,7 @@ class _Run:
     def _solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
-        found = self._cuts(problem, bound_s)
+        found = self._cuts(problem, bound_s, self.worth_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
             return
@@ -284,15 +284,19 @@ class _Run:
         self.open.append((bound_s, problem))
         self.least_open_s = min(self.least_open_s, bound_s)
 
-    def _cuts(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
-        """Undominated cuts worth having: first those close to the bound, which are found fast."""
+    def _cuts(
+        self, problem: CandidateProblem, bound_s: float, worth_s: float
+    ) -> list[Solution]:
+        """Undominated cuts that may take less than ``worth_s``: first those close to the bound,
+        which are found fast.
+        """
         array = problem.problem
         solver = self.solver(array)
         for slack in SLACKS:
-            limit = min(bound_s * slack, self.worth_s)
+            limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
             found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
-            if found or limit == self.worth_s:
+            if found or limit == worth_s:
                 return found
         return []
 
@@ -309,7 +313,7 @@ class _Run:
                 own = cost.estimate(min_fit=self.min_fit)
                 return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
             problem = problem.with_less(cost.fullest)
-            again = self._cuts(problem, bound_s)
+            again = self._cuts(problem, bound_s, self.worth_s)
             if not again:
                 return None
             cut = again[0]
@@ -352,8 +356,10 @@ class _Run:
             if bound_s >= self.best_s or should_stop():
                 traced += waiting[number:]
                 break
+            if not problem.moves_blocks and not self._cuts(problem, bound_s, self.best_s):
+                continue
             rest = self.bounds.of_fuller(problem.candidate)
-            own = min(rest, paths.of(problem, min(rest, self.best_s)))
+            own = min(rest, paths.of(problem, self.bounds, min(rest, self.best_s)))
             traced.append((max(bound_s, own), problem))
         self.open = traced
         self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
