@@ -306,8 +306,9 @@ def peak_held(
 
 def in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
     """Micro-batches of its whole share that each device holds at most."""
-    if schedule.held is not None:
-        return schedule.held(shape)
+    known = schedule.held(shape)
+    if known is not None:
+        return known
     if schedule.steady:
         shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
     return _measured_in_flight(schedule, shape)

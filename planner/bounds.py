@@ -11,7 +11,7 @@ from costmodel.sharding import state_bytes
 from costmodel.simulate import least_in_flight
 from planner.leasttimes import Compute, LeastTimes
 from planner.pipelinebound import PipelineBound
-from planner.relaxation import least_of_stage, least_time
+from planner.relaxation import least_of_stage, least_time, undominated_rooms
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext
@@ -44,6 +44,26 @@ class Relaxed(NamedTuple):
     expected_s: float
 
 
+class _Held(NamedTuple):
+    """Recomputations of the blocks, (micro-batches in flight, bytes for blocks) of each stage, and
+    the bytes that a block always takes.
+    """
+
+    options: list[Option]
+    rooms: list[tuple[float, float]]
+    resident: float
+
+
+class _Between(NamedTuple):
+    """Nanoseconds of hand-over and host time for one micro-batch on all stages together, on the
+    stage where it is least, and from one stage to the next.
+    """
+
+    sums_ns: float
+    least_ns: float
+    hop_ns: float
+
+
 class CandidateBounds:
     """Bounds of candidates."""
 
@@ -53,6 +73,8 @@ class CandidateBounds:
         self.usable = fit_limit(context, min_fit)
         self.times = LeastTimes(context)
         self._flights: dict[object, tuple[float, ...]] = {}
+        self._known_held: dict[object, _Held] = {}
+        self._known_between: dict[object, _Between] = {}
 
     def of_grid(self, grid: Grid) -> Relaxed:
         """Under any schedule, from compute alone: the work of the mean device, the one with the
@@ -83,9 +105,8 @@ class CandidateBounds:
         leanest = min(candidates, key=lambda each: self._resident(each, main))
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
-        options = self._options(lean)
-        rooms = self._rooms(lean, min(option.transient_bytes for option in options))
-        sums = self._relaxed_ns(lean, options, rooms, INFINITE)
+        held = self._held(lean)
+        sums = self._relaxed_ns(lean, held, held.options, INFINITE)
         if sums is None:
             return None
         return self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
@@ -94,28 +115,35 @@ class CandidateBounds:
         """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
         fits, or nothing that is faster than ``worth_s``.
         """
+        degrees = candidate.degrees
         if self.times.main is None:
-            return self.of_degrees(candidate.degrees)
-        options, once_s = self._with_states(candidate, self._options(candidate))
-        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
-        sums = self._relaxed_ns(candidate, options, rooms, worth_s)
+            return self.of_degrees(degrees)
+        held = self._held(candidate)
+        sums = self._relaxed_ns(candidate, held, held.options, worth_s)
         if sums is None:
             return None
-        blocks = self._blocks(candidate, options, rooms, once_s)
-        degrees = candidate.degrees
-        plain = self.times.compute(degrees)
+        plain, options = self.times.compute(degrees), held.options
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        between = self._between_s(candidate)[0] * NANO
+        between = self._between(candidate).sums_ns
         own = plain._replace(sums=sums + between, forward_part=part)
-        return self._step(degrees, own, blocks)
+        if self._step(degrees, own, None).bound_s >= worth_s:
+            return None
+        options, once_s = self._with_states(candidate, held.options)
+        if candidate.zero >= GRADIENTS_SHARDED:
+            loaded = self._relaxed_ns(candidate, held, options, worth_s)
+            if loaded is None:
+                return None
+            part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
+            own = plain._replace(sums=loaded + between, forward_part=part)
+        return self._step(degrees, own, self._blocks(candidate, held, options, once_s))
 
     def of_fuller(self, candidate: Candidate) -> float:
         """Least step in seconds where a stage holds more blocks than an even share, rounded up."""
         if self.times.main is None:
             return 0.0
-        options, once_s = self._with_states(candidate, self._options(candidate))
-        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
-        blocks = self._blocks(candidate, options, rooms, once_s)
+        held = self._held(candidate)
+        options, once_s = self._with_states(candidate, held.options)
+        blocks = self._blocks(candidate, held, options, once_s)
         bound = self._pipeline(candidate.degrees, self.times.compute(candidate.degrees))
         least = bound.whole_blocks(len(self.times.block_chain), blocks, uneven=1)
         return self.context.whole_step_s(least / NANO, candidate.num_ranks)
@@ -126,38 +154,48 @@ class CandidateBounds:
         """
         if len(self.times.alike) < len(self.times.block_classes):
             return [0.0] * candidate.degrees.pp
-        options = self._options(candidate)
-        resident = self._resident(candidate, self.times.alike[0])
-        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
-        fastest = count * options[0].time_ns
-        least = {room: least_time(count, [room], resident, options, count) for room in set(rooms)}
+        held = self._held(candidate)
+        fastest = count * held.options[0].time_ns
+        least = {
+            room: least_time(count, [room], held.resident, held.options, count)
+            for room in set(held.rooms)
+        }
         seconds = {
             room: NEVER_S if time is None else (time - fastest) / NANO
             for room, time in least.items()
         }
-        return [seconds[room] for room in rooms]
+        return [seconds[room] for room in held.rooms]
+
+    def _held(self, candidate: Candidate) -> _Held:
+        """What memory depends on: everything but the rank order."""
+        key = candidate._replace(rank_order="")
+        if key not in self._known_held:
+            options = self.times.options(candidate.degrees, candidate.recomputes)
+            working = min(option.transient_bytes for option in options)
+            copies = SCHEDULES[candidate.degrees.schedule].copies
+            self._known_held[key] = _Held(
+                options,
+                self._rooms(candidate, working),
+                copies * self._resident(candidate, self.times.alike[0]),
+            )
+        return self._known_held[key]
 
     def _blocks(
-        self,
-        candidate: Candidate,
-        options: list[Option],
-        rooms: list[tuple[float, float]],
-        once_s: float,
+        self, candidate: Candidate, held: _Held, options: list[Option], once_s: float
     ) -> BlockTimes:
-        """Least times of a candidate's blocks."""
-        degrees = candidate.degrees
-        _, fixed, hop = self._between_s(candidate)
-        blocks = self.times.blocks(degrees, options[0])._replace(
-            fixed=fixed * NANO, hop=hop * NANO
+        """Least times of a candidate's blocks under ``options``."""
+        degrees, between = candidate.degrees, self._between(candidate)
+        blocks = self.times.blocks(degrees, options[0])
+        blocks = blocks._replace(fixed=between.least_ns, hop=between.hop_ns)
+        if len(self.times.alike) < len(self.times.block_classes):
+            return blocks
+        blocks = blocks._replace(once=once_s * NANO)
+        if len(options) == 1 or SCHEDULES[degrees.schedule].copies > 1:
+            return blocks
+        roomiest = undominated_rooms(held.rooms)
+        return blocks._replace(
+            in_memory=lambda count: least_of_stage(count, roomiest, held.resident, options)
         )
-        if len(self.times.alike) == len(self.times.block_classes):
-            blocks = blocks._replace(once=once_s * NANO)
-            if len(options) > 1 and SCHEDULES[degrees.schedule].copies == 1:
-                resident = self._resident(candidate, self.times.main)
-                blocks = blocks._replace(
-                    in_memory=lambda count: least_of_stage(count, rooms, resident, options)
-                )
-        return blocks
 
     def crowding(self, candidate: Candidate) -> float:
         """Memory of all blocks under the leanest recomputation over what all stages have for
@@ -165,19 +203,13 @@ class CandidateBounds:
         """
         if self.times.main is None:
             return 0.0
-        options = self._options(candidate)
-        rooms = self._rooms(candidate, min(option.transient_bytes for option in options))
-        resident = self._resident(candidate, self.times.main)
-        saved = min(option.saved_bytes for option in options)
-        held = sum(max(room, 0.0) / (resident + saved * flight) for flight, room in rooms)
+        own = self._held(candidate)
+        saved = min(option.saved_bytes for option in own.options)
+        held = sum(max(room, 0.0) / (own.resident + saved * flight) for flight, room in own.rooms)
         return INFINITE if held == 0 else self.times.num_alike / held
 
     def _relaxed_ns(
-        self,
-        candidate: Candidate,
-        options: list[Option],
-        rooms: list[tuple[float, float]],
-        worth_s: float,
+        self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
     ) -> float | None:
         """Least sum of the stages' times for fractional layers and free cuts.
 
@@ -186,21 +218,16 @@ class CandidateBounds:
         some to a slower, smaller recomputation. First and last layer stand on their stages, all
         others count with their fastest time and no memory.
         """
-        assert self.times.main is not None
-        degrees, main = candidate.degrees, self.times.main
+        degrees = candidate.degrees
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         copies = SCHEDULES[degrees.schedule].copies
         most = passes / candidate.microbatches(self.context.training) / options[0].time_ns * copies
-        resident = self._resident(candidate, main) * copies
-        own = least_time(self.times.num_alike, rooms, resident, options, most)
+        own = least_time(self.times.num_alike, held.rooms, held.resident, options, most)
         if own is None:
             return None
         total = self.times.compute(degrees).sums
         fastest = self.times.least_option(degrees, NO_RECOMPUTE).time_ns
         return own + total - fastest * self.times.num_alike
-
-    def _options(self, candidate: Candidate) -> list[Option]:
-        return self.times.options(candidate.degrees, candidate.recomputes)
 
     def _with_states(
         self, candidate: Candidate, options: list[Option]
@@ -226,22 +253,23 @@ class CandidateBounds:
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
         return loaded, once
 
-    def _between_s(self, candidate: Candidate) -> tuple[float, float, float]:
-        """Hand-over and host time of one micro-batch on all stages together, and on the stage
-        where it is least; time between two stages at least.
-        """
+    def _between(self, candidate: Candidate) -> _Between:
+        """Hand-over and host time, which no ZeRO stage changes."""
         degrees = candidate.degrees
-        host = degrees.chunks * self.context.own.micro_batch_s
-        sends = self.context.handed_over_s(
-            candidate.mesh,
-            candidate.strategy(),
-            degrees.micro_batch,
-            degrees.chunks,
-            folds=SCHEDULES[degrees.schedule].folds,
-        )
-        p2p = self.context.p2p_s(candidate.mesh, candidate.strategy(), degrees.micro_batch)
-        hop = min(p2p[:-1], default=0.0) + self.context.own.micro_batch_s / 2
-        return degrees.pp * host + sum(sends), host + min(sends), hop
+        key = (degrees, candidate.rank_order)
+        if key not in self._known_between:
+            context, mesh, strategy = self.context, candidate.mesh, candidate.strategy()
+            host = degrees.chunks * context.own.micro_batch_s
+            folds = SCHEDULES[degrees.schedule].folds
+            sends = context.handed_over_s(
+                mesh, strategy, degrees.micro_batch, degrees.chunks, folds=folds
+            )
+            p2p = context.p2p_s(mesh, strategy, degrees.micro_batch)
+            hop = min(p2p[:-1], default=0.0) + context.own.micro_batch_s / 2
+            self._known_between[key] = _Between(
+                (degrees.pp * host + sum(sends)) * NANO, (host + min(sends)) * NANO, hop * NANO
+            )
+        return self._known_between[key]
 
     def _pipeline(self, degrees: Degrees, own: Compute) -> PipelineBound:
         microbatches = self.context.training.global_batch // (degrees.dp * degrees.micro_batch)

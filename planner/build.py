@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
 from costmodel.schedules import SCHEDULES, Shape
-from costmodel.simulate import in_flight
+from costmodel.simulate import in_flight, least_in_flight
 from planner.bounds import num_waves
 from planner.launchers import Mixing
 from planner.pipelinebound import PipelineBound
@@ -39,12 +39,15 @@ ORDER_OF_KINDS = {RecomputeKind.FULL: 0, RecomputeKind.SELECTIVE: 1, RecomputeKi
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateProblem:
-    """A candidate with its costs. ``spare_bytes`` is kept free on every stage beyond the fit."""
+    """A candidate with its costs. ``spare_bytes`` is kept free on every stage beyond the fit;
+    ``least_in_flight``: stages hold the micro-batches that they are sure to hold.
+    """
 
     context: CostContext
     candidate: Candidate
     min_fit: float
     spare_bytes: int = 0
+    least_in_flight: bool = False
 
     @cached_property
     def strategies(self) -> tuple[Strategy, ...]:
@@ -186,6 +189,15 @@ class CandidateProblem:
         spare = self.spare_bytes + max(over, MIB)
         return replace(self, spare_bytes=spare)
 
+    def with_least_in_flight(self) -> CandidateProblem | None:
+        """The same candidate with the micro-batches that stages are sure to hold, where those
+        known exactly would have to be read off long orders.
+        """
+        shape = Shape(self.candidate.degrees.pp, self.candidate.degrees.chunks, self.microbatches)
+        if self.schedule.least_held is None or self.schedule.held(shape) is not None:
+            return None
+        return replace(self, least_in_flight=True)
+
     @cached_property
     def problem(self) -> SearchProblem:
         """The solver's input.
@@ -197,7 +209,7 @@ class CandidateProblem:
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
         shape = Shape(stages, degrees.chunks, microbatches)
-        flights = in_flight(self.schedule, shape)
+        flights = (least_in_flight if self.least_in_flight else in_flight)(self.schedule, shape)
         spread = degrees.chunks > 1 and not self.schedule.folds
         once = self.chain[-1] if spread and self.allowed(self.chain[-1]) == (0,) else -1
         copies = self.schedule.copies

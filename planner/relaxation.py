@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.leasttimes import Option
 
-__all__ = ["least_of_stage", "least_time"]
+__all__ = ["least_of_stage", "least_time", "undominated_rooms"]
 
 INFINITE = float("inf")
 
@@ -27,14 +27,17 @@ def least_time(
     """Least total time of ``count`` fractional layers over stages with ``rooms`` (micro-batches in
     flight, bytes), at most ``most`` layers on each; None if they do not fit.
     """
-    fastest = options[0]
-    fast_room = 0.0
+    fastest, leanest = options[0], options[-1]  # by rising time and falling memory
+    fast_room = lean_room = 0.0
     for flight, room in rooms:
         if room < 0:
             return None
         fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
+        lean_room += min(most, room / (resident + leanest.saved_bytes * flight))
     if fast_room >= count:
         return count * fastest.time_ns
+    if lean_room < count:
+        return None
     segments: list[tuple[float, float]] = []
     for flight, room in rooms:
         segments += _segments(room, flight, resident, options, most)
@@ -52,9 +55,20 @@ def least_of_stage(
     count: int, rooms: list[tuple[float, float]], resident: float, options: list[Option]
 ) -> float:
     """Least time of ``count`` fractional layers on any one of the stages; infinite if on none."""
-    return min(
-        least_time(count, [each], resident, options, count) or INFINITE for each in set(rooms)
-    )
+    best = INFINITE
+    for each in rooms:
+        time = least_time(count, [each], resident, options, count)
+        best = best if time is None else min(best, time)
+    return best
+
+
+def undominated_rooms(rooms: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those of which no other has as few micro-batches in flight and as much room."""
+    found: list[tuple[float, float]] = []
+    for flight, room in sorted(set(rooms), key=lambda each: (each[0], -each[1])):
+        if not found or room > found[-1][1]:
+            found.append((flight, room))
+    return found
 
 
 def _segments(

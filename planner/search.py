@@ -255,6 +255,10 @@ class _Run:
     def _solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
+        lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
+        if not (problem.moves_blocks or lean is None or self._cuts(lean, bound_s, self.worth_s)):
+            self._prune_full()
+            return
         found = self._cuts(problem, bound_s, self.worth_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
@@ -347,21 +351,27 @@ class _Run:
             self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
     def _trace(self, should_stop: Callable[[], bool]) -> None:
-        """Raise the bounds of open candidates by the longest paths of their schedules, the least
-        bound first.
+        """Raise the least bound of an open candidate, by the longest paths of its schedule and by
+        a search for cuts that could beat the best plan, until none of them raises it further.
         """
-        traced, paths = [], PathBounds()
-        waiting = sorted(self.open, key=lambda each: each[0])
-        for number, (bound_s, problem) in enumerate(waiting):
-            if bound_s >= self.best_s or should_stop():
-                traced += waiting[number:]
+        paths = PathBounds()
+        heap = [(bound_s, number, False) for number, (bound_s, _) in enumerate(self.open)]
+        heapq.heapify(heap)
+        while heap and not should_stop():
+            bound_s, number, traced = heap[0]
+            if traced or bound_s >= self.best_s:
                 break
-            if not problem.moves_blocks and not self._cuts(problem, bound_s, self.best_s):
-                continue
-            rest = self.bounds.of_fuller(problem.candidate)
-            own = min(rest, paths.of(problem, self.bounds, min(rest, self.best_s)))
-            traced.append((max(bound_s, own), problem))
-        self.open = traced
+            problem = self.open[number][1]
+            rest_s = self.bounds.of_fuller(problem.candidate)
+            least_s = max(bound_s, min(rest_s, paths.of(problem, self.bounds, self.best_s)))
+            if least_s >= self.best_s or not (
+                problem.moves_blocks or self._cuts(problem, least_s, self.best_s)
+            ):
+                heapq.heappop(heap)
+                self.pruned["bound"] += 1
+            else:
+                heapq.heapreplace(heap, (least_s, number, True))
+        self.open = [(bound_s, self.open[number][1]) for bound_s, number, _ in sorted(heap)]
         self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
     def _sharpen(self) -> None:

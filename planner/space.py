@@ -60,6 +60,7 @@ class SearchSpace:
         )
         self.refused: Counter[str] = Counter()
         self._found_schedules: dict[Pipeline, tuple[tuple[str, int], ...]] = {}
+        self._found_runnable: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._found_shardings: dict[object, tuple[tuple[int, int], ...]] = {}
         self._found_orders: dict[object, tuple[str, ...]] = {}
         self._found_families: dict[bool, list[tuple[Recompute, ...]]] = {}
@@ -109,7 +110,9 @@ class SearchSpace:
             return orders * self._num_in_order(node)
         key = (node.tp, node.cp, node.pp, node.dp, node.micro_batch)
         if key not in self._num_of_grid:
-            self._num_of_grid[key] = sum(map(self._num_in_order, self.degrees_of(node)))
+            self._num_of_grid[key] = sum(
+                self._num_in_order(node.degrees(*each)) for each in self._schedules(node)
+            )
         return orders * self._num_of_grid[key]
 
     def _num_in_order(self, degrees: Degrees) -> int:
@@ -267,24 +270,29 @@ class SearchSpace:
             self.model.hidden,
         )
         if job not in self._found_schedules:
-            self._found_schedules[job] = tuple(self._legal_schedules(job))
+            self._found_schedules[job] = tuple(
+                (name, chunks)
+                for name, chunks in self._runnable(grid.pp, microbatches)
+                if name not in NARROW or NARROW[name](job)
+            )
         return self._found_schedules[job]
 
-    def _legal_schedules(self, job: Pipeline) -> Iterator[tuple[str, int]]:
-        share = -(-self.model.num_blocks // job.pp) if self._interleaves else 1
-        most = min(LARGEST_CHUNKS, share, self.model.num_layers // job.pp)
-        for name in self._schedule_names:
-            if job.pp == 1 and name not in WITHOUT_PIPELINE:
-                continue
-            if name in NARROW and not NARROW[name](job):
-                continue
-            for chunks in SCHEDULES[name].chunks or range(2, most + 1):
-                if share % chunks or not self.restrictions.allows("chunks", chunks):
-                    continue
-                if chunks > 1 and chunks > most:
-                    continue
-                if SCHEDULES[name].problem(Shape(job.pp, chunks, job.microbatches)) is None:
-                    yield name, chunks
+    def _runnable(self, pp: int, microbatches: int) -> tuple[tuple[str, int], ...]:
+        """(schedule, chunks) that so many stages and micro-batches allow."""
+        if (pp, microbatches) not in self._found_runnable:
+            share = -(-self.model.num_blocks // pp) if self._interleaves else 1
+            most = max(1, min(LARGEST_CHUNKS, share, self.model.num_layers // pp))
+            self._found_runnable[pp, microbatches] = tuple(
+                (name, chunks)
+                for name in self._schedule_names
+                if pp > 1 or name in WITHOUT_PIPELINE
+                for chunks in SCHEDULES[name].chunks or range(2, most + 1)
+                if share % chunks == 0
+                and chunks <= most
+                and self.restrictions.allows("chunks", chunks)
+                and SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None
+            )
+        return self._found_runnable[pp, microbatches]
 
     @cached_property
     def _schedule_names(self) -> list[str]:

@@ -211,6 +211,12 @@ def _enough(shape: Shape) -> str | None:
     )
 
 
+def _half_held(shape: Shape) -> tuple[float, ...] | None:
+    """Half of a pipeline and one, where that is even and filled."""
+    p = shape.stages
+    return None if p % 2 or shape.microbatches < 2 * p else (p / 2 + 1,) * p
+
+
 ZBV = Schedule(
     name="zbv",
     summary="no bubble where F = B = W, at 1F1B's memory",
@@ -236,6 +242,7 @@ V_HALF = Schedule(
     name="v-half",
     summary="half of 1F1B's activations, half of its bubble",
     orders=_repeated((2, 1, 2, 1), 1),
+    held=_half_held,
     least_held=lambda shape: (min(shape.stages, shape.microbatches) + 1) / 2,
     late_weights=lambda _shape, _stage: 2,
     paths=vee,
