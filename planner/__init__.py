@@ -25,7 +25,12 @@ if TYPE_CHECKING:
         save_plan,
     )
     from planner.planfile import json_schema, schema_kinds
-    from planner.planning import Planned, plan_training
+    from planner.planning import (
+        InterruptedSearchError,
+        NothingInTimeError,
+        Planned,
+        plan_training,
+    )
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
@@ -35,7 +40,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LAUNCHERS",
     "Inputs",
+    "InterruptedSearchError",
     "ManualLayout",
+    "NothingInTimeError",
     "Plan",
     "Planned",
     "Restrictions",
@@ -61,10 +68,12 @@ __all__ = [
 _MODULES: Final = {
     "LAUNCHERS": "launchers",
     "Inputs": "inputs",
+    "InterruptedSearchError": "planning",
     "ManualLayout": "manual",
+    "NothingInTimeError": "planning",
     "Plan": "plan",
     "Planned": "planning",
-    "Restrictions": "space",
+    "Restrictions": "choices",
     "Smallest": "smallest",
     "advice": "advice",
     "diff_plans": "plan",

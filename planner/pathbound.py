@@ -55,8 +55,10 @@ class PathBounds:
         """Least step of a candidate's layouts whose fullest stage holds an even share, rounded up;
         no more paths are looked for once it is ``enough_s``.
         """
+        if problem.moves_blocks or bounds.times.main is None:
+            return 0.0
         stages = _Stages(problem, bounds)
-        if problem.moves_blocks or stages.num_passes > MOST_PASSES:
+        if stages.num_passes > MOST_PASSES:
             return 0.0
         paths = self._paths.setdefault((problem.schedule.name, stages.shape), [])
         found = stages.least_s(paths)

@@ -38,7 +38,7 @@ class SearchFacts:
     """What was searched and what was shown. ``restrictions`` include a fixed micro-batch.
 
     ``pruned`` counts candidates by what excluded them, ``refused`` what the space left out by
-    rule. ``complete`` is False where the search was interrupted.
+    rule. ``complete`` is False where the search was stopped early.
     """
 
     restrictions: Restrictions

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
-__all__ = ["InterruptedSearchError", "Planned", "find_plan", "plan_training"]
+__all__ = ["InterruptedSearchError", "NothingInTimeError", "Planned", "find_plan", "plan_training"]
 
 RUNNERS_UP: Final = 3
 
@@ -27,6 +27,12 @@ class InterruptedSearchError(ParplanError):
     """The search was stopped before it had found a layout that fits."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class NothingInTimeError(ParplanError):
+    """The time was up before the search had found a layout that fits."""
+
+    exit_code = ExitCode.NO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,7 @@ def find_plan(
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
     solver: str = "closed-form",
+    gap: float = 0.0,
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> Planned | None:
@@ -78,6 +85,7 @@ def find_plan(
         min_fit=min_fit,
         runners_up=runners_up,
         solver=solver,
+        gap=gap,
         should_stop=should_stop,
         on_progress=on_progress,
     )

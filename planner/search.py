@@ -75,7 +75,7 @@ class SearchResult:
 
     ``bound_s``: no layout of the space is faster. ``gap`` is (step - bound) / step. ``proven``:
     the gap is zero. ``pruned`` counts candidates by what excluded them, ``refused`` what the
-    space left out, by rule. ``complete`` is False when the search was interrupted.
+    space left out, by rule. ``complete`` is False when the search was stopped from outside.
     """
 
     finalists: tuple[Finalist, ...]
@@ -112,28 +112,28 @@ def search(
     min_fit: float = 0.9,
     runners_up: int = 3,
     solver: str = "closed-form",
+    gap: float = 0.0,
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> SearchResult:
     """Find the fastest layout of ``space`` that fits with probability ``min_fit``.
 
     ``solver`` names who solves a stage (``SOLVERS``): both are exact, so that one checks the other.
+    The search ends as soon as the best plan is shown to be within ``gap`` of the optimum.
     ``should_stop`` is asked before every visit; ``on_progress(visited, best, bound_s)`` is told
     after it. Ties are broken by the order in which the space names its candidates.
     """
-    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver])
+    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver], gap=gap)
     run.bound_all()
-    complete = True
-    while run.promising:
+    while run.promising and not run.enough:
         if should_stop():
-            complete = False
-            break
+            return run.result(complete=False)
         run.visit()
         if on_progress is not None:
             on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
-    if complete:
+    if not run.enough:
         run.close_gap(should_stop)
-    return run.result(complete=complete)
+    return run.result(complete=not should_stop() or run.enough)
 
 
 @dataclass
@@ -145,6 +145,7 @@ class _Run:
     min_fit: float
     wanted: int
     solver: Callable[[SearchProblem], StageSolver]
+    gap: float = 0.0
     bounds: CandidateBounds = field(init=False)
     heap: list[tuple[float, int, float, Node]] = field(default_factory=list)
     waiting: list[tuple[float, int]] = field(default_factory=list)  # bounds of the heap's nodes
@@ -186,6 +187,16 @@ class _Run:
     def best_s(self) -> float:
         """Step time of the best plan so far."""
         return self.finalists[0].estimate.step_s if self.finalists else float("inf")
+
+    @property
+    def enough(self) -> bool:
+        """Whether the best plan is shown to be as good as was asked for."""
+        return bool(self.finalists) and self.gap > 0 and self.bound_s >= self.enough_s
+
+    @property
+    def enough_s(self) -> float:
+        """What the bound must reach."""
+        return (1 - self.gap) * self.best_s
 
     def bound_all(self) -> None:
         """Give every grid its bound from compute alone."""
@@ -328,6 +339,8 @@ class _Run:
         self._sharpen()
         self._open_rest()
         self._trace(should_stop)
+        if self.enough:
+            return
         if self.bound_s < min(self.least_open_s, self.best_s):
             return
         undecided = sorted(
@@ -359,7 +372,7 @@ class _Run:
         heapq.heapify(heap)
         while heap and not should_stop():
             bound_s, number, traced = heap[0]
-            if traced or bound_s >= self.best_s:
+            if traced or bound_s >= self.enough_s:
                 break
             problem = self.open[number][1]
             rest_s = self.bounds.of_fuller(problem.candidate)
