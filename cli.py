@@ -228,6 +228,18 @@ def _print_json(answer: Any) -> None:
     help="Who gives layers their strategies; both are exact, dp takes longer.",
 )
 @click.option(
+    "--gap",
+    type=Between(0, 1),
+    metavar="FRACTION",
+    help="Stop when the plan is shown to be within it of the optimum.",
+)
+@click.option(
+    "--time-limit",
+    type=Between(0),
+    metavar="SECONDS",
+    help="Stop then, with the best plan so far.",
+)
+@click.option(
     "--smallest",
     is_flag=True,
     help="On as few GPUs as it fits; the cluster may be a bare device or node.",
@@ -256,18 +268,30 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     inputs, space = _asked(flags)
     started_s = time.process_time()
     smallest = None
-    with reports.until_interrupt() as should_stop, reports.progress_on_stderr() as tell:
+    until = reports.until_interrupt(flags["time_limit"])
+    with until as should_stop, reports.progress_on_stderr() as tell:
         how = {
             **space,
             "runners_up": flags["top"],
-            "solver": flags["solver"],
-            "then": planner.Then(mix_degrees=flags["mix_degrees"], prove=flags["prove"]),
+            "options": planner.SearchOptions(
+                solver=flags["solver"],
+                gap=flags["gap"] or 0.0,
+                mix_degrees=flags["mix_degrees"],
+                prove=flags["prove"],
+            ),
             "should_stop": should_stop,
             "on_progress": tell,
         }
-        if flags["smallest"]:
-            smallest = planner.plan_smallest(inputs, **how)
-        planned = smallest.planned if smallest else planner.plan_training(inputs, **how)
+        try:
+            if flags["smallest"]:
+                smallest = planner.plan_smallest(inputs, **how)
+            planned = smallest.planned if smallest else planner.plan_training(inputs, **how)
+        except planner.InterruptedSearchError:
+            if should_stop.interrupted:
+                raise
+            limit_s = flags["time_limit"]
+            message = f"no layout that fits was found in {limit_s:g} s"
+            raise planner.NothingInTimeError(message) from None
     cpu_s = time.process_time() - started_s
     if output not in (None, "-"):
         planner.save_plan(planned.plan, output, force=flags["force"])
@@ -287,7 +311,9 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
         click.echo(f"written: {output}", err=True)
     facts = planned.plan.search
     if facts is not None and not facts.complete:
-        click.echo(f"interrupted: the best so far, gap {100 * facts.gap:.1f} %", err=True)
+        cause = "interrupted" if should_stop.interrupted else "time limit"
+        click.echo(f"{cause}: the best so far, gap {100 * facts.gap:.1f} %", err=True)
+    if should_stop.interrupted:
         ctx.exit(int(ExitCode.INTERRUPTED))
 
 

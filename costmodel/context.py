@@ -19,7 +19,7 @@ from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_la
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
-from profiles.layers import Block
+from profiles.layers import Block, ExpertFeedForward
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
@@ -71,6 +71,11 @@ class Memo:
 def _topology(cluster: ClusterSpec) -> Topology:
     """The cluster's topology, which remembers its groups whatever the calibration."""
     return Topology(cluster)
+
+
+def _has_experts(layer: Layer) -> bool:
+    """Whether a layer's cost depends on how experts are divided."""
+    return isinstance(layer, Block) and isinstance(layer.feed_forward, ExpertFeedForward)
 
 
 class CostContext:
@@ -223,6 +228,9 @@ class CostContext:
         """Cost of one layer before ZeRO: the same for every dp, zero and pipeline."""
         links = self.links(mesh)
         plain = replace(strategy, dp=1, zero=0, shard_group=1, recompute=NO_RECOMPUTE)
+        if not _has_experts(layer):
+            plain = replace(plain, ep=1, expert_tp=1)
+            links = {**links, Group.EP: LONELY, Group.EXPERT_TP: LONELY}
         key = (layer, plain, micro_batch, *links.values(), shares_embedding)
         if key not in self._timed:
             self._timed[key] = timed_layer(

@@ -11,7 +11,7 @@ from costmodel.collectives import collective_seconds
 from costmodel.layers import PassCost
 from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
-from costmodel.simulate import PassTimes, hop, peak_held, simulate
+from costmodel.simulate import PassTimes, peak_held, send_seconds, simulate
 from costmodel.work import CollectiveKind
 from profiles.layers import Embedding, Head
 
@@ -322,13 +322,9 @@ def _sends(context: CostContext, layout: Layout, device: int) -> list[float]:
     """Seconds for which a device is held up by handing each of its chunks' results on."""
     blocked = 1 - context.own.p2p_overlap
     p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
-    sends = {}
-    for path in SCHEDULES[layout.schedule].paths(layout.shape):
-        for (here, chunk), (there, _) in zip(path, (*path[1:], path[-1]), strict=True):
-            if here == device:
-                near = here == there  # the end of the chain, or the turn of a V
-                sends[chunk] = 0.0 if near else blocked * p2p[hop(here, there, len(p2p))]
-    return [sends[chunk] for chunk in sorted(sends)]
+    links = [blocked * seconds for seconds in p2p]
+    sends = send_seconds(SCHEDULES[layout.schedule], layout.shape, links)
+    return [sends[place] for place in sorted(sends) if place[0] == device]
 
 
 def _gathered_chunks(stage: _Stage) -> int:

@@ -5,7 +5,7 @@ This is where operators meet the device and the links. Costs stay split; totals 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,15 @@ class PassCost:
         )
 
     def __mul__(self, count: float) -> PassCost:
-        return PassCost(*(getattr(self, field.name) * count for field in fields(self)))
+        return PassCost(
+            self.compute_s * count,
+            self.recompute_s * count,
+            self.tp_s * count,
+            self.cp_s * count,
+            self.ep_s * count,
+            self.zero_s * count,
+            self.host_s * count,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

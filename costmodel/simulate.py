@@ -17,16 +17,18 @@ from costmodel.schedules import BACKWARD, FORWARD, INPUT, PASSES, WEIGHT, Shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costmodel.schedules import Path, Schedule
+    from costmodel.schedules import Action, Path, Place, Schedule
 
 __all__ = [
     "DeadlockError",
     "PassTimes",
+    "Run",
     "Span",
     "hop",
     "in_flight",
     "least_in_flight",
     "peak_held",
+    "send_seconds",
     "simulate",
 ]
 
@@ -102,6 +104,18 @@ def hop(before: int, after: int, stages: int) -> int:
     return before if (after - before) % stages == 1 else after
 
 
+def send_seconds(schedule: Schedule, shape: Shape, link_s: Sequence[float]) -> dict[Place, float]:
+    """Seconds for which each place is held up by handing its result on, from those of each link;
+    none at the end of the chain and where a path turns around.
+    """
+    found = {}
+    for path in schedule.paths(shape):
+        for here, there in zip(path, (*path[1:], path[-1]), strict=True):
+            near = here[0] == there[0]
+            found[here] = 0.0 if near else link_s[hop(here[0], there[0], len(link_s))]
+    return found
+
+
 def simulate(
     schedule: Schedule, shape: Shape, times: PassTimes, delay_s: Sequence[float] = ()
 ) -> Span:
@@ -134,7 +148,7 @@ def _drained(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequenc
             if found is not None:
                 return found
             warm *= 2
-    run = _Run(schedule, shape, times, delays)
+    run = Run(schedule, shape, times, delays)
     return Span(tuple(run.starts), tuple(run.clock))
 
 
@@ -148,7 +162,7 @@ def _cut_short(
 ) -> Span | None:
     """The whole run from ``warm`` groups and a few more, if they end in a steady state."""
     rest = shape.microbatches - groups * shape.stages
-    run = _Run(schedule, replace(shape, microbatches=warm * shape.stages + rest), times, delays)
+    run = Run(schedule, replace(shape, microbatches=warm * shape.stages + rest), times, delays)
     for cycle in CYCLES:
         if (groups - warm) % cycle:
             continue
@@ -159,7 +173,7 @@ def _cut_short(
     return None
 
 
-class _Run:
+class Run:
     """A schedule with its durations, run device after device as far as each can."""
 
     def __init__(
@@ -195,9 +209,18 @@ class _Run:
                 raise DeadlockError(msg)
 
     def _start(self, device: int) -> float:
-        kind, chunk, batch = self.orders[device][0]
+        return max(0.0, self.ready(device, self.orders[device][0]))
+
+    def ready(self, device: int, action: Action) -> float:
+        """When what a pass waits for has come to its device."""
+        kind, chunk, batch = action
         before, _, delay, _ = self.tables[device][kind][chunk]
-        return max(0.0, before[batch] + delay)
+        return before[batch] + delay
+
+    def end(self, device: int, action: Action) -> float:
+        """When a pass ends."""
+        kind, chunk, batch = action
+        return self.tables[device][kind][chunk][1][batch]
 
     def _tables(
         self, paths: Sequence[Path], times: PassTimes, delays: Sequence[float]
@@ -281,8 +304,9 @@ def peak_held(
 
 def in_flight(schedule: Schedule, shape: Shape) -> tuple[float, ...]:
     """Micro-batches of its whole share that each device holds at most."""
-    if schedule.held is not None:
-        return schedule.held(shape)
+    known = schedule.held(shape)
+    if known is not None:
+        return known
     if schedule.steady:
         shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
     return _measured_in_flight(schedule, shape)

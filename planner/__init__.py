@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from planner.advice import advice
+    from planner.choices import Restrictions
     from planner.explain import explain_plan
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
@@ -25,22 +26,29 @@ if TYPE_CHECKING:
         save_plan,
     )
     from planner.planfile import json_schema, schema_kinds
-    from planner.planning import Planned, Then, plan_training
+    from planner.planning import (
+        InterruptedSearchError,
+        NothingInTimeError,
+        Planned,
+        SearchOptions,
+        plan_training,
+    )
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
     from planner.smallest import Smallest, plan_smallest
-    from planner.space import Restrictions
 
 __all__ = [
     "LAUNCHERS",
     "Inputs",
+    "InterruptedSearchError",
     "ManualLayout",
+    "NothingInTimeError",
     "Plan",
     "Planned",
     "Restrictions",
+    "SearchOptions",
     "Smallest",
-    "Then",
     "advice",
     "diff_plans",
     "explain_plan",
@@ -62,11 +70,13 @@ __all__ = [
 _MODULES: Final = {
     "LAUNCHERS": "launchers",
     "Inputs": "inputs",
+    "InterruptedSearchError": "planning",
     "ManualLayout": "manual",
+    "NothingInTimeError": "planning",
     "Plan": "plan",
     "Planned": "planning",
-    "Then": "planning",
-    "Restrictions": "space",
+    "Restrictions": "choices",
+    "SearchOptions": "planning",
     "Smallest": "smallest",
     "advice": "advice",
     "diff_plans": "plan",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from costmodel.estimate import fit_limit
 from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, RecomputeKind
 from costmodel.schedules import SCHEDULES, Shape
-from costmodel.simulate import in_flight
+from costmodel.simulate import in_flight, least_in_flight
 from planner.bounds import num_waves
 from planner.launchers import Mixing
 from planner.pipelinebound import PipelineBound
@@ -20,15 +20,17 @@ from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.context import CostContext, LayerStep
     from costmodel.estimate import MemoryBytes
     from costmodel.layout import Recompute, Strategy
     from costmodel.schedules import Path, Schedule
+    from planner.choices import Candidate
     from planner.problem import Solution
-    from planner.space import Candidate
     from profiles.layers import Layer
 
-__all__ = ["CandidateProblem", "build_layout"]
+__all__ = ["CandidateProblem", "build_layout", "chunk_sizes"]
 
 NANO = 10**9
 # Recomputed layers stand first in their chunk, as Megatron's "block" method has it.
@@ -37,12 +39,15 @@ ORDER_OF_KINDS = {RecomputeKind.FULL: 0, RecomputeKind.SELECTIVE: 1, RecomputeKi
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateProblem:
-    """A candidate with its costs. ``spare_bytes`` is kept free on every stage beyond the fit."""
+    """A candidate with its costs. ``spare_bytes`` is kept free on every stage beyond the fit;
+    ``least_in_flight``: stages hold the micro-batches that they are sure to hold.
+    """
 
     context: CostContext
     candidate: Candidate
     min_fit: float
     spare_bytes: int = 0
+    least_in_flight: bool = False
 
     @cached_property
     def strategies(self) -> tuple[Strategy, ...]:
@@ -104,13 +109,29 @@ class CandidateProblem:
         """Only blocks can be recomputed; the first strategy stands for "as is" elsewhere."""
         return tuple(range(len(self.strategies))) if isinstance(self.classes[c], Block) else (0,)
 
+    def ends_ns(self, stage: int) -> list[int]:
+        """Time of the layers before the first block and behind the last one, by chunk of a
+        stage.
+        """
+        chain = self.context.chain
+        is_block = [isinstance(self.classes[c], Block) for c in chain]
+        head, tail = is_block.index(True), is_block[::-1].index(True)
+        places = _places(self)
+        ends = {0: chain[:head], len(places) - 1: chain[len(chain) - tail :]}
+        return [
+            sum(self.time_ns[c][0] for c in ends.get(v, ()))
+            for v, place in enumerate(places)
+            if place[0] == stage
+        ]
+
     @cached_property
     def once_per_batch_ns(self) -> int:
         """What all layers add once a step, divided over the micro-batches."""
-        return sum(self._once_ns[c] for c in self.chain)
+        return sum(self.once_ns[c] for c in self.chain)
 
     @cached_property
-    def _once_ns(self) -> tuple[int, ...]:
+    def once_ns(self) -> tuple[int, ...]:
+        """What a layer of each class adds once a step, divided over the micro-batches."""
         scale = NANO / self.microbatches
         once = []
         for row in self.steps:
@@ -126,8 +147,14 @@ class CandidateProblem:
         """Both passes of one micro-batch and the layer's share of what happens once a step."""
         return tuple(
             tuple(int((step.forward.total_s + step.backward.total_s) * NANO) + once for step in row)
-            for row, once in zip(self.steps, self._once_ns, strict=True)
+            for row, once in zip(self.steps, self.once_ns, strict=True)
         )
+
+    @cached_property
+    def link_s(self) -> tuple[float, ...]:
+        """Seconds of a hand-over between each stage and the next (the last: to the first)."""
+        degrees = self.candidate.degrees
+        return self.context.p2p_s(self.candidate.mesh, self.strategies[0], degrees.micro_batch)
 
     @cached_property
     def stage_ns(self) -> tuple[int, ...]:
@@ -162,6 +189,15 @@ class CandidateProblem:
         spare = self.spare_bytes + max(over, MIB)
         return replace(self, spare_bytes=spare)
 
+    def with_least_in_flight(self) -> CandidateProblem | None:
+        """The same candidate with the micro-batches that stages are sure to hold, where those
+        known exactly would have to be read off long orders.
+        """
+        shape = Shape(self.candidate.degrees.pp, self.candidate.degrees.chunks, self.microbatches)
+        if self.schedule.least_held is None or self.schedule.held(shape) is not None:
+            return None
+        return replace(self, least_in_flight=True)
+
     @cached_property
     def problem(self) -> SearchProblem:
         """The solver's input.
@@ -173,7 +209,7 @@ class CandidateProblem:
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
         shape = Shape(stages, degrees.chunks, microbatches)
-        flights = in_flight(self.schedule, shape)
+        flights = (least_in_flight if self.least_in_flight else in_flight)(self.schedule, shape)
         spread = degrees.chunks > 1 and not self.schedule.folds
         once = self.chain[-1] if spread and self.allowed(self.chain[-1]) == (0,) else -1
         copies = self.schedule.copies
@@ -198,7 +234,7 @@ class CandidateProblem:
             limit=(self.allocated_limit,) * stages,
             allowed=tuple(self.allowed(c) for c in range(len(self.classes))),
             stage_ns=self.stage_ns,
-            least_layers=degrees.chunks,
+            least_layers=self.pipeline.least_of_stage(len(self.chain)),
         )
 
     @property
@@ -211,7 +247,12 @@ class CandidateProblem:
         """The bound that this candidate's schedule obeys."""
         degrees = self.candidate.degrees
         return PipelineBound(
-            degrees.schedule, degrees.pp, degrees.chunks, self.microbatches, self._forward_part
+            degrees.schedule,
+            degrees.pp,
+            degrees.chunks,
+            self.microbatches,
+            self._forward_part,
+            self._weight_part,
         )
 
     def bound_s(self, cut: Solution) -> float:
@@ -248,7 +289,7 @@ class CandidateProblem:
     def _once_of_stages(self, cut: Solution) -> list[int]:
         stops = (*cut.starts[1:], len(self.chain))
         return [
-            sum(self._once_ns[c] for c in self.chain[first:stop])
+            sum(self.once_ns[c] for c in self.chain[first:stop])
             for first, stop in zip(cut.starts, stops, strict=True)
         ]
 
@@ -266,7 +307,7 @@ class CandidateProblem:
         blocks = [c for c in held if isinstance(self.classes[c], Block)]
         if not blocks:
             return 0.0
-        fastest = min(min(self.time_ns[c]) - self._once_ns[c] for c in blocks)
+        fastest = min(min(self.time_ns[c]) - self.once_ns[c] for c in blocks)
         return len(blocks) // chunks * fastest if len(blocks) == len(held) else 0.0
 
     @cached_property
@@ -274,6 +315,15 @@ class CandidateProblem:
         """Least part of a layer's passes that is forward."""
         return min(
             step.forward.total_s / (step.forward.total_s + step.backward.total_s)
+            for row in self.steps
+            for step in row
+        )
+
+    @cached_property
+    def _weight_part(self) -> float:
+        """Greatest part of a layer's passes that makes weight gradients."""
+        return max(
+            step.weight_s / (step.forward.total_s + step.backward.total_s)
             for row in self.steps
             for step in row
         )
@@ -367,14 +417,12 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     in_order = [isinstance(problem.classes[c], Block) for c in chain]
     head, tail = in_order.index(True), in_order[::-1].index(True)
     places = _places(problem)
-    ends = {0: chain[:head], len(places) - 1: chain[-tail:] if tail else ()}
     stops = (*solution.starts[1:], len(problem.chain))
     chunks: list[list[Recompute]] = [[] for _ in places]
     for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
         virtuals = [v for v, place in enumerate(places) if place[0] == stage]
-        load = [sum(problem.time_ns[c][0] for c in ends.get(v, ())) for v in virtuals]
         blocks = [i for i in range(first, stop) if is_block[i]]
-        sizes = _balanced(load, [problem.time_ns[problem.chain[i]][0] for i in blocks])
+        sizes = chunk_sizes(problem, stage, [problem.chain[i] for i in blocks])
         options = sorted(
             (problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind
         )
@@ -385,12 +433,15 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     return chunks
 
 
-def _balanced(load: list[int], blocks: list[int]) -> list[int]:
-    """How many blocks each chunk gets when each goes to the least loaded, later ones first."""
+def chunk_sizes(problem: CandidateProblem, stage: int, blocks: Sequence[int]) -> list[int]:
+    """How many blocks each chunk of a stage gets, from the classes of its blocks: each goes to the
+    chunk with least to do, later ones first; the model's ends have layers of their own.
+    """
+    load = problem.ends_ns(stage)
     sizes = [0] * len(load)
-    for time in blocks:
-        target = min(range(len(load)), key=lambda c: (load[c], sizes[c], -c))
-        load[target] += time
+    for c in blocks:
+        target = min(range(len(load)), key=lambda each: (load[each], sizes[each], -each))
+        load[target] += problem.time_ns[c][0]
         sizes[target] += 1
     return sizes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
+from costmodel.estimate import estimate
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import in_flight
 from planner.plan import diff_plans
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from planner.search import Finalist
 
 __all__ = [
+    "BubbleBinding",
     "Explanation",
     "MemoryBinding",
     "Rival",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 USUAL: Final = "1f1b"
+ACCEPTED_BUBBLE: Final = 0.05
+MOST_DOUBLED: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,19 @@ class ScheduleBinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleBinding:
+    """Too few micro-batches for the stages: the part of the step for which the busiest stage waits,
+    and the fewest, doubled again and again, with which it waits for ``ACCEPTED_BUBBLE`` or less.
+    """
+
+    microbatches: int
+    idle: float
+    cure_microbatches: int
+    cure_global_batch: int
+    cure_idle: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
     """Another plan: what it decides differently, and what that costs in seconds by cause.
 
@@ -95,6 +112,7 @@ class Explanation:
     time: TimeBinding
     memory: MemoryBinding
     schedule: ScheduleBinding | None
+    bubble: BubbleBinding | None
     rivals: tuple[Rival, ...]
 
 
@@ -113,6 +131,7 @@ def explain_plan(
         time=_time(plan),
         memory=_memory(plan),
         schedule=_schedule(plan),
+        bubble=_bubble(plan),
         rivals=tuple(rival_of(plan, each) for each in rivals),
     )
 
@@ -202,3 +221,24 @@ def _schedule(plan: Plan) -> ScheduleBinding | None:
         usual_bytes=round(max(totals)),
         usable_bytes=plan.inputs.context.usable_bytes,
     )
+
+
+def _bubble(plan: Plan) -> BubbleBinding | None:
+    """None where stages wait little, or where more micro-batches do not change it."""
+    layout, training = plan.layout, plan.inputs.training
+    if layout.num_stages == 1 or plan.estimate.bubble <= ACCEPTED_BUBBLE:
+        return None
+    for doubled in range(1, MOST_DOUBLED + 1):
+        factor = 2**doubled
+        inputs = plan.inputs.with_training(global_batch=factor * training.global_batch)
+        longer = replace(layout, num_microbatches=factor * layout.num_microbatches)
+        idle = estimate(inputs.context, longer).bubble
+        if idle <= ACCEPTED_BUBBLE:
+            return BubbleBinding(
+                microbatches=layout.num_microbatches,
+                idle=plan.estimate.bubble,
+                cure_microbatches=longer.num_microbatches,
+                cure_global_batch=inputs.training.global_batch,
+                cure_idle=idle,
+            )
+    return None

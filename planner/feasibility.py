@@ -14,9 +14,10 @@ from costmodel.context import CostContext
 from costmodel.estimate import estimate, fit_limit
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
+from planner.choices import Restrictions
 from planner.problem import Solution
 from planner.rules import listed
-from planner.space import Restrictions, SearchSpace
+from planner.space import SearchSpace
 from profiles.cluster import NodeGroup
 from profiles.errors import InfeasibleError
 from profiles.training import AttentionKernel, GradDtype, Optimizer
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from costmodel.layout import Layout
-    from planner.space import Candidate
+    from planner.choices import Candidate
     from profiles.training import TrainingSpec
 
 __all__ = ["explain_infeasible", "fits_with", "tightest_constraint"]

@@ -16,8 +16,9 @@ from costmodel.layout import (
 )
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
+from planner.choices import Degrees
 from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
-from planner.space import Degrees, SearchSpace
+from planner.space import SearchSpace
 from profiles.errors import InputError, Problem
 from profiles.layers import Block, ExpertFeedForward
 from profiles.nearest import nearest

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from costmodel.context import CostContext, LayerStep
     from costmodel.layout import Strategy
+    from planner.choices import Candidate
     from planner.problem import Solution
-    from planner.space import Candidate, SearchSpace
+    from planner.space import SearchSpace
 
 __all__ = ["MixedProblem", "best_mix"]
 

@@ -18,9 +18,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from planner.choices import Restrictions
 from planner.planning import Planned, find_plan
 from planner.smallest import part_of
-from planner.space import Restrictions
 from planner.spend import spend_of
 from profiles.errors import InputError, Problem
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
     from planner.certificate import Certificate
+    from planner.choices import Restrictions
     from planner.inputs import Inputs
-    from planner.space import Restrictions
     from profiles.model import ModelSpec
 
 __all__ = [
@@ -39,7 +39,7 @@ class SearchFacts:
     """What was searched and what was shown. ``restrictions`` include a fixed micro-batch.
 
     ``pruned`` counts candidates by what excluded them, ``refused`` what the space left out by
-    rule. ``complete`` is False where the search was interrupted. ``bound_s`` is that of layouts
+    rule. ``complete`` is False where the search was stopped early. ``bound_s`` is that of layouts
     whose layers have the same degrees; where a mix of degrees is faster than the best of them,
     ``equal_degrees_s`` is that one's step.
     """

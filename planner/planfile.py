@@ -175,7 +175,7 @@ class SearchPart(FileSchema):
     bound_s: Seconds = Field(description="No layout of the space is faster.")
     gap: Part = Field(description="(step - bound) / step.")
     proven: bool
-    complete: bool = Field(description="false: the search was interrupted.")
+    complete: bool = Field(description="false: the search was interrupted, or its time was up.")
     equal_degrees_s: Seconds | None = Field(
         None, description="Best step of layers with equal degrees, where a mix is faster."
     )

@@ -16,10 +16,11 @@ from costmodel.layout import (
     mixing_problems,
 )
 from costmodel.schedules import SCHEDULES, Shape
+from planner.choices import Degrees
 from planner.plan import layer_ranges
 from planner.plandocument import compact_ranks
 from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
-from planner.space import Degrees, SearchSpace
+from planner.space import SearchSpace
 from profiles.fileschema import problem_at
 from profiles.nearest import nearest
 

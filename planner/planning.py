@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.certificate import certify
+from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.launchers import LAUNCHERS
 from planner.mixing import best_mix
 from planner.plan import Plan, SearchFacts
 from planner.search import search
-from planner.space import Restrictions, SearchSpace
+from planner.space import SearchSpace
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 
 if TYPE_CHECKING:
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
-__all__ = ["InterruptedSearchError", "Planned", "Then", "find_plan", "plan_training"]
+__all__ = [
+    "InterruptedSearchError",
+    "NothingInTimeError",
+    "Planned",
+    "SearchOptions",
+    "find_plan",
+    "plan_training",
+]
 
 RUNNERS_UP: Final = 3
 
@@ -29,6 +37,12 @@ class InterruptedSearchError(ParplanError):
     """The search was stopped before it had found a layout that fits."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class NothingInTimeError(ParplanError):
+    """The time was up before the search had found a layout that fits."""
+
+    exit_code = ExitCode.NO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +54,14 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Then:
-    """What follows the search. ``mix_degrees``: layers may differ in tp, dp and ZeRO stage
+class SearchOptions:
+    """How hard to search, and what follows. ``solver``: who solves a stage. ``gap``: the search may
+    end that close to its bound. ``mix_degrees``: layers may differ in tp, dp and ZeRO stage
     (``planner.mixing``). ``prove``: a certificate of the best plan (``planner.certificate``).
     """
 
+    solver: str = "closed-form"
+    gap: float = 0.0
     mix_degrees: bool = False
     prove: bool = False
 
@@ -87,23 +104,21 @@ def find_plan(
     restrictions: Restrictions | None = None,
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
-    solver: str = "closed-form",
-    then: Then | None = None,
+    options: SearchOptions | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> Planned | None:
-    """As ``plan_training``, but None where nothing fits; ``then`` says what is made of the best
-    layouts.
-    """
-    then = then or Then()
-    then.check(launcher)
+    """As ``plan_training``, but None where nothing fits."""
+    options = options or SearchOptions()
+    options.check(launcher)
     space = _space(inputs, launcher, restrictions)
     result = search(
         inputs.context,
         space,
         min_fit=min_fit,
         runners_up=runners_up,
-        solver=solver,
+        solver=options.solver,
+        gap=options.gap,
         should_stop=should_stop,
         on_progress=on_progress,
     )
@@ -114,11 +129,11 @@ def find_plan(
     own = restrictions or Restrictions()
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
     finalists = list(result.finalists)
-    if then.prove:
+    if options.prove:
         proof = certify(inputs.context, finalists[0], min_fit=min_fit)
         facts = replace(facts, certificate=proof)
     mixed = None
-    if then.mix_degrees:
+    if options.mix_degrees:
         mixed = best_mix(inputs.context, space, result.finalists, min_fit=min_fit)
     if mixed is not None:
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)

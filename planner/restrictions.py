@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from costmodel.layout import RecomputeKind
 from costmodel.schedules import SCHEDULES
-from planner.space import CHOICES, ORDERS, Restrictions
+from planner.choices import CHOICES, ORDERS, Restrictions
 from profiles.errors import InputError, Problem
 from profiles.nearest import nearest
 

@@ -15,7 +15,8 @@ from profiles.layers import Block, ExpertFeedForward
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from planner.space import Degrees, SearchSpace
+    from planner.choices import Degrees
+    from planner.space import SearchSpace
 
 __all__ = ["SPLIT_RULE", "BrokenRule", "broken_rules", "listed", "num_microbatches"]
 

@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
+from planner.choices import Candidate, Degrees, Grid
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts
 from planner.dp import LayerwiseStages
 from planner.exhaust import every_better_cut, num_layouts
-from planner.space import Candidate, Degrees, SearchSpace
+from planner.pathbound import PathBounds
+from planner.space import SearchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +49,7 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
     "dp": LayerwiseStages,
 }
-Node: TypeAlias = "Degrees | list[Candidate] | Candidate"
+Node: TypeAlias = "Grid | Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
@@ -73,7 +75,7 @@ class SearchResult:
 
     ``bound_s``: no layout of the space is faster. ``gap`` is (step - bound) / step. ``proven``:
     the gap is zero. ``pruned`` counts candidates by what excluded them, ``refused`` what the
-    space left out, by rule. ``complete`` is False when the search was interrupted.
+    space left out, by rule. ``complete`` is False when the search was stopped from outside.
     """
 
     finalists: tuple[Finalist, ...]
@@ -110,28 +112,28 @@ def search(
     min_fit: float = 0.9,
     runners_up: int = 3,
     solver: str = "closed-form",
+    gap: float = 0.0,
     should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> SearchResult:
     """Find the fastest layout of ``space`` that fits with probability ``min_fit``.
 
     ``solver`` names who solves a stage (``SOLVERS``): both are exact, so that one checks the other.
+    The search ends as soon as the best plan is shown to be within ``gap`` of the optimum.
     ``should_stop`` is asked before every visit; ``on_progress(visited, best, bound_s)`` is told
     after it. Ties are broken by the order in which the space names its candidates.
     """
-    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver])
+    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver], gap=gap)
     run.bound_all()
-    complete = True
-    while run.promising:
+    while run.promising and not run.enough:
         if should_stop():
-            complete = False
-            break
+            return run.result(complete=False)
         run.visit()
         if on_progress is not None:
             on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
-    if complete:
+    if not run.enough:
         run.close_gap(should_stop)
-    return run.result(complete=complete)
+    return run.result(complete=not should_stop() or run.enough)
 
 
 @dataclass
@@ -143,6 +145,7 @@ class _Run:
     min_fit: float
     wanted: int
     solver: Callable[[SearchProblem], StageSolver]
+    gap: float = 0.0
     bounds: CandidateBounds = field(init=False)
     heap: list[tuple[float, int, float, Node]] = field(default_factory=list)
     waiting: list[tuple[float, int]] = field(default_factory=list)  # bounds of the heap's nodes
@@ -185,11 +188,23 @@ class _Run:
         """Step time of the best plan so far."""
         return self.finalists[0].estimate.step_s if self.finalists else float("inf")
 
+    @property
+    def enough(self) -> bool:
+        """Whether the best plan is shown to be as good as was asked for."""
+        return bool(self.finalists) and self.gap > 0 and self.bound_s >= self.enough_s
+
+    @property
+    def enough_s(self) -> float:
+        """What the bound must reach."""
+        return (1 - self.gap) * self.best_s
+
     def bound_all(self) -> None:
-        """Give every combination of degrees its bound from compute alone."""
-        for degrees in self.space.degrees():
-            self._push(self.bounds.of_degrees(degrees), degrees)
-        self.candidates = len(self.heap)
+        """Give every grid its bound from compute alone."""
+        for grid in self.space.grids():
+            count = self.space.num_candidates(grid)
+            if count:
+                self.candidates += count
+                self._push(self.bounds.of_grid(grid), grid)
 
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node; now and then the most promising
@@ -210,10 +225,12 @@ class _Run:
         else:
             self._open(node, bound_s)
 
-    def _open(self, node: Degrees | list[Candidate], bound_s: float) -> None:
-        if isinstance(node, Degrees):
+    def _open(self, node: Grid | Degrees | list[Candidate], bound_s: float) -> None:
+        if isinstance(node, Grid):
+            for degrees in self.space.degrees_of(node):
+                self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
+        elif isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
-            self.candidates += len(candidates) - 1
             sharper = self.bounds.of_memory(node, candidates) if candidates else None
             if sharper is None:
                 self.pruned["memory"] += len(candidates)
@@ -236,6 +253,12 @@ class _Run:
         if isinstance(node, Candidate) and self.worth_s == float("inf"):
             heapq.heappush(self.ready, (own.expected_s, number, bound_s))
 
+    def _size(self, node: Node) -> int:
+        """How many candidates a node stands for."""
+        if isinstance(node, Candidate):
+            return 1
+        return len(node) if isinstance(node, list) else self.space.num_candidates(node)
+
     def _prune_full(self) -> None:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
         self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
@@ -243,7 +266,11 @@ class _Run:
     def _solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
-        found = self._cuts(problem, bound_s)
+        lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
+        if not (problem.moves_blocks or lean is None or self._cuts(lean, bound_s, self.worth_s)):
+            self._prune_full()
+            return
+        found = self._cuts(problem, bound_s, self.worth_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
             return
@@ -272,15 +299,17 @@ class _Run:
         self.open.append((bound_s, problem))
         self.least_open_s = min(self.least_open_s, bound_s)
 
-    def _cuts(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
-        """Undominated cuts worth having: first those close to the bound, which are found fast."""
+    def _cuts(self, problem: CandidateProblem, bound_s: float, worth_s: float) -> list[Solution]:
+        """Undominated cuts that may take less than ``worth_s``: first those close to the bound,
+        which are found fast.
+        """
         array = problem.problem
         solver = self.solver(array)
         for slack in SLACKS:
-            limit = min(bound_s * slack, self.worth_s)
+            limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
             found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
-            if found or limit == self.worth_s:
+            if found or limit == worth_s:
                 return found
         return []
 
@@ -297,7 +326,7 @@ class _Run:
                 own = cost.estimate(min_fit=self.min_fit)
                 return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
             problem = problem.with_less(cost.fullest)
-            again = self._cuts(problem, bound_s)
+            again = self._cuts(problem, bound_s, self.worth_s)
             if not again:
                 return None
             cut = again[0]
@@ -307,6 +336,9 @@ class _Run:
         """Simulate every layout that could still beat the best plan, where they are few."""
         self._sharpen()
         self._open_rest()
+        self._trace(should_stop)
+        if self.enough:
+            return
         if self.bound_s < min(self.least_open_s, self.best_s):
             return
         undecided = sorted(
@@ -328,6 +360,30 @@ class _Run:
                     self._keep(finalist)
             self.open.remove((bound, problem))
             self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
+
+    def _trace(self, should_stop: Callable[[], bool]) -> None:
+        """Raise the least bound of an open candidate, by the longest paths of its schedule and by
+        a search for cuts that could beat the best plan, until none of them raises it further.
+        """
+        paths = PathBounds()
+        heap = [(bound_s, number, False) for number, (bound_s, _) in enumerate(self.open)]
+        heapq.heapify(heap)
+        while heap and not should_stop():
+            bound_s, number, traced = heap[0]
+            if traced or bound_s >= self.enough_s:
+                break
+            problem = self.open[number][1]
+            rest_s = self.bounds.of_fuller(problem.candidate)
+            least_s = max(bound_s, min(rest_s, paths.of(problem, self.bounds, self.best_s)))
+            if least_s >= self.best_s or not (
+                problem.moves_blocks or self._cuts(problem, least_s, self.best_s)
+            ):
+                heapq.heappop(heap)
+                self.pruned["bound"] += 1
+            else:
+                heapq.heapreplace(heap, (least_s, number, True))
+        self.open = [(bound_s, self.open[number][1]) for bound_s, number, _ in sorted(heap)]
+        self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
 
     def _sharpen(self) -> None:
         """Open the nodes of the least bounds that no visit was worth, for a part of the effort so
@@ -386,9 +442,10 @@ class _Run:
     def result(self, *, complete: bool) -> SearchResult:
         """What was found, with the bound over everything that was not visited."""
         pruned = dict(self.pruned)
-        left = [bound_s for _, number, bound_s, _ in self.heap if number in self.nodes]
-        by_bound = sum(bound_s >= self.best_s for bound_s in left)
-        rest = {"bound": by_bound, "closed form": len(left) - by_bound}
+        rest = Counter[str]()
+        for _, number, bound_s, node in self.heap:
+            if number in self.nodes:
+                rest["bound" if bound_s >= self.best_s else "closed form"] += self._size(node)
         pruned = {
             cause: count
             for cause in sorted(pruned.keys() | rest.keys())

@@ -8,29 +8,26 @@ model's divisibility, stated one by one in the order in which they are tried.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, RecomputeKind, Strategy
+from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
 from costmodel.schedules import SCHEDULES, Shape
+from planner.choices import Candidate, Degrees, Grid, Restrictions, mesh_of
 from planner.launchers import LAUNCHERS, LauncherRules, Mixing
 from planner.narrow import NARROW, Pipeline
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["CHOICES", "Candidate", "Degrees", "Restrictions", "SearchSpace"]
+__all__ = ["SearchSpace"]
 
-ORDER_BY_STAGE = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
-ORDER_BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
-ORDERS = {"tp-cp-ep-dp-pp": ORDER_BY_STAGE, "tp-cp-ep-pp-dp": ORDER_BY_REPLICA}
 LARGEST_MICRO_BATCH = 16
 LARGEST_CHUNKS = 16
 LARGEST_CP = 64
@@ -38,111 +35,6 @@ WEIGHTS_SHARDED = 3
 
 # Schedules that one stage may be said to have.
 WITHOUT_PIPELINE = ("1f1b", "gpipe")
-
-# What --fix, --max and --exclude may name.
-CHOICES = (
-    "gpus",
-    "tp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "dp",
-    "pp",
-    "chunks",
-    "micro_batch",
-    "schedule",
-    "zero",
-    "shard_group",
-    "recompute",
-    "rank_order",
-    "sequence_parallel",
-)
-
-
-class Degrees(NamedTuple):
-    """The part of a candidate that decides its compute: everything before ZeRO."""
-
-    tp: int
-    cp: int
-    ep: int
-    expert_tp: int
-    pp: int
-    dp: int
-    micro_batch: int
-    chunks: int
-    schedule: str
-    sequence_parallel: bool
-
-
-class Candidate(NamedTuple):
-    """Degrees with ZeRO, rank order and the recomputations that its layers may mix."""
-
-    degrees: Degrees
-    zero: int
-    shard_group: int
-    rank_order: str
-    recomputes: tuple[Recompute, ...]
-
-    @property
-    def mesh(self) -> Mesh:
-        """How its ranks are numbered."""
-        d = self.degrees
-        return Mesh(
-            tp=d.tp,
-            cp=d.cp,
-            dp=d.dp,
-            pp=d.pp,
-            ep=d.ep,
-            expert_tp=d.expert_tp,
-            order=ORDERS[self.rank_order],
-        )
-
-    @property
-    def num_ranks(self) -> int:
-        """GPUs that it uses."""
-        d = self.degrees
-        return d.tp * d.cp * d.dp * d.pp
-
-    def microbatches(self, training: TrainingSpec) -> int:
-        """Micro-batches of one replica in a step."""
-        return training.global_batch // (self.degrees.dp * self.degrees.micro_batch)
-
-    def strategy(self, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
-        """The strategy of a layer with ``recompute``."""
-        d = self.degrees
-        return Strategy(
-            tp=d.tp,
-            cp=d.cp,
-            ep=d.ep,
-            expert_tp=d.expert_tp,
-            dp=d.dp,
-            zero=self.zero,
-            shard_group=self.shard_group,
-            sequence_parallel=d.sequence_parallel,
-            recompute=recompute,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restrictions:
-    """The user's own: values that a choice must have, at most, or must not have.
-
-    Values are compared as text, so ``zero=3`` and ``schedule=1f1b`` are said alike.
-    """
-
-    fixed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    at_most: Mapping[str, int] = field(default_factory=dict)
-    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    tp_across_nodes: bool = False
-
-    def allows(self, name: str, value: object) -> bool:
-        """Whether ``name`` may have ``value``."""
-        text = str(value).lower()
-        if name in self.fixed and text not in self.fixed[name]:
-            return False
-        if text in self.excluded.get(name, ()):
-            return False
-        return not (isinstance(value, int) and value > self.at_most.get(name, value))
 
 
 class SearchSpace:
@@ -167,6 +59,12 @@ class SearchSpace:
             cluster.num_gpus, self.restrictions.at_most.get("gpus", cluster.num_gpus)
         )
         self.refused: Counter[str] = Counter()
+        self._found_schedules: dict[Pipeline, tuple[tuple[str, int], ...]] = {}
+        self._found_runnable: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        self._found_shardings: dict[object, tuple[tuple[int, int], ...]] = {}
+        self._found_orders: dict[object, tuple[str, ...]] = {}
+        self._found_families: dict[bool, list[tuple[Recompute, ...]]] = {}
+        self._num_of_grid: dict[object, int] = {}
         self._blocks = [run.layer for run in model.runs if isinstance(run.layer, Block)]
         self._experts = [
             block.feed_forward
@@ -176,8 +74,10 @@ class SearchSpace:
 
     # --- degrees -----------------------------------------------------------------------------
 
-    def degrees(self) -> Iterator[Degrees]:
-        """Every legal combination, each with as many replicas as the cluster has room for."""
+    def grids(self) -> Iterator[Grid]:
+        """Every legal division of the ranks, each with as many replicas as the cluster has room
+        for.
+        """
         for tp, cp in product(self.tp_degrees(), self.cp_degrees()):
             sequence_parallel = tp > 1 and self.sequence_splits(tp, cp)
             if not self.restrictions.allows("sequence_parallel", sequence_parallel):
@@ -191,11 +91,34 @@ class SearchSpace:
             for pp in self.pp_degrees(tp * cp):
                 for dp, micro_batch in self._batches(tp * cp * pp):
                     for expert in self._expert_degrees(tp, cp * dp):
-                        for schedule, chunks in self._schedules(tp, pp, dp, micro_batch):
-                            yield Degrees(
-                                tp, cp, *expert, pp, dp, micro_batch, chunks, schedule,
-                                sequence_parallel,
-                            )  # fmt: skip
+                        yield Grid(tp, cp, *expert, pp, dp, micro_batch, sequence_parallel)
+
+    def degrees(self) -> Iterator[Degrees]:
+        """Every legal combination of degrees."""
+        for grid in self.grids():
+            yield from self.degrees_of(grid)
+
+    def degrees_of(self, grid: Grid) -> Iterator[Degrees]:
+        """A grid with each schedule and number of chunks."""
+        for schedule, chunks in self._schedules(grid):
+            yield grid.degrees(schedule, chunks)
+
+    def num_candidates(self, node: Grid | Degrees) -> int:
+        """How many candidates a grid, or some degrees, have."""
+        orders = len(self._orders(node))
+        if isinstance(node, Degrees):
+            return orders * self._num_in_order(node)
+        key = (node.tp, node.cp, node.pp, node.dp, node.micro_batch)
+        if key not in self._num_of_grid:
+            self._num_of_grid[key] = sum(
+                self._num_in_order(node.degrees(*each)) for each in self._schedules(node)
+            )
+        return orders * self._num_of_grid[key]
+
+    def _num_in_order(self, degrees: Degrees) -> int:
+        """Candidates with one rank order."""
+        families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
+        return len(self._shardings(degrees)) * len(families)
 
     def tp_degrees(self) -> list[int]:
         """Degrees that divide heads, key/value heads and widths, inside a node."""
@@ -333,25 +256,44 @@ class SearchSpace:
                 ):
                     yield ep, expert_tp
 
-    def _schedules(self, tp: int, pp: int, dp: int, micro_batch: int) -> Iterator[tuple[str, int]]:
-        """(schedule, chunks). Chunks divide the blocks of the fullest stage: interleaved passes of
-        unequal length wait for one another. One stage has no schedule but 1F1B.
+    def _schedules(self, grid: Grid) -> tuple[tuple[str, int], ...]:
+        """(schedule, chunks). Chunks divide the blocks of the fullest stage, since interleaved
+        passes of unequal length wait for one another, and hold a layer each. One stage has no
+        schedule but 1F1B.
         """
-        microbatches = self.training.global_batch // (dp * micro_batch)
-        share = -(-self.model.num_blocks // pp) if self._interleaves else 1
-        for name in self._schedule_names:
-            if pp == 1 and name not in WITHOUT_PIPELINE:
-                continue
-            job = Pipeline(
-                tp, pp, microbatches, micro_batch, self.training.seq_len, self.model.hidden
+        microbatches = self.training.global_batch // (grid.dp * grid.micro_batch)
+        job = Pipeline(
+            grid.tp,
+            grid.pp,
+            microbatches,
+            grid.micro_batch,
+            self.training.seq_len,
+            self.model.hidden,
+        )
+        if job not in self._found_schedules:
+            self._found_schedules[job] = tuple(
+                (name, chunks)
+                for name, chunks in self._runnable(grid.pp, microbatches)
+                if name not in NARROW or NARROW[name](job)
             )
-            if name in NARROW and not NARROW[name](job):
-                continue
-            for chunks in SCHEDULES[name].chunks or range(2, min(LARGEST_CHUNKS, share) + 1):
-                if share % chunks or not self.restrictions.allows("chunks", chunks):
-                    continue
-                if SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None:
-                    yield name, chunks
+        return self._found_schedules[job]
+
+    def _runnable(self, pp: int, microbatches: int) -> tuple[tuple[str, int], ...]:
+        """(schedule, chunks) that so many stages and micro-batches allow."""
+        if (pp, microbatches) not in self._found_runnable:
+            share = -(-self.model.num_blocks // pp) if self._interleaves else 1
+            most = max(1, min(LARGEST_CHUNKS, share, self.model.num_layers // pp))
+            self._found_runnable[pp, microbatches] = tuple(
+                (name, chunks)
+                for name in self._schedule_names
+                if pp > 1 or name in WITHOUT_PIPELINE
+                for chunks in SCHEDULES[name].chunks or range(2, most + 1)
+                if share % chunks == 0
+                and chunks <= most
+                and self.restrictions.allows("chunks", chunks)
+                and SCHEDULES[name].problem(Shape(pp, chunks, microbatches)) is None
+            )
+        return self._found_runnable[pp, microbatches]
 
     @cached_property
     def _schedule_names(self) -> list[str]:
@@ -376,6 +318,19 @@ class SearchSpace:
 
     def candidates(self, degrees: Degrees) -> Iterator[Candidate]:
         """ZeRO stages, shard groups, rank orders and recomputations for some degrees."""
+        families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
+        orders = self._orders(degrees)
+        for (zero, group), order, family in product(self._shardings(degrees), orders, families):
+            yield Candidate(degrees, zero, group, order, family)
+
+    def _shardings(self, degrees: Degrees) -> tuple[tuple[int, int], ...]:
+        """(ZeRO stage, shard group)."""
+        key = (degrees.tp, degrees.cp, degrees.dp, degrees.pp > 1, degrees.schedule)
+        if key not in self._found_shardings:
+            self._found_shardings[key] = tuple(self._legal_shardings(degrees))
+        return self._found_shardings[key]
+
+    def _legal_shardings(self, degrees: Degrees) -> Iterator[tuple[int, int]]:
         replicas = degrees.dp * degrees.cp
         stages = self.rules.zero if degrees.pp == 1 else self.rules.zero_in_pipeline
         for zero in stages:
@@ -383,17 +338,8 @@ class SearchSpace:
                 continue
             if zero and replicas == 1:
                 continue  # nothing to shard over
-            if not self._zero_fits_schedule(degrees, zero):
-                continue
-            families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
-            for group, order, family in product(
-                self._shard_groups(degrees, zero), self._orders(degrees), families
-            ):
-                candidate = Candidate(degrees, zero, group, order, family)
-                if degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
-                    yield candidate
-                else:
-                    self.refused["expert groups do not tile the ranks in this order"] += 1
+            if self._zero_fits_schedule(degrees, zero):
+                yield from ((zero, group) for group in self._shard_groups(degrees, zero))
 
     def _zero_fits_schedule(self, degrees: Degrees, zero: int) -> bool:
         """ZeroPP shards parameters; some launchers cannot split backward passes beside ZeRO-3."""
@@ -415,16 +361,30 @@ class SearchSpace:
             groups.append(inside)
         return [group for group in groups if self.restrictions.allows("shard_group", group)]
 
-    def _orders(self, degrees: Degrees) -> list[str]:
-        names = ["tp-cp-ep-dp-pp"]
-        if degrees.pp > 1 and degrees.dp > 1:
-            names.append("tp-cp-ep-pp-dp")
-        return [name for name in names if self.restrictions.allows("rank_order", name)]
+    def _orders(self, grid: Grid | Degrees) -> tuple[str, ...]:
+        """Rank orders in which expert groups tile the ranks."""
+        key = (*grid[:4], grid.pp, grid.dp)
+        if key not in self._found_orders:
+            names = ["tp-cp-ep-dp-pp"]
+            if grid.pp > 1 and grid.dp > 1:
+                names.append("tp-cp-ep-pp-dp")
+            allowed = [name for name in names if self.restrictions.allows("rank_order", name)]
+            tiled = tuple(name for name in allowed if mesh_of(grid, name).divides_experts)
+            if len(tiled) < len(allowed):
+                rule = "expert groups do not tile the ranks in this order"
+                self.refused[rule] += len(allowed) - len(tiled)
+            self._found_orders[key] = tiled
+        return self._found_orders[key]
 
     def recompute_families(self, *, splits: bool = False) -> list[tuple[Recompute, ...]]:
         """Sets of recomputations that the layers of one job may mix; only blocks take part. None
         beside split backward passes (``splits``), which would compute again for each half.
         """
+        if splits not in self._found_families:
+            self._found_families[splits] = self._families(splits=splits)
+        return self._found_families[splits]
+
+    def _families(self, *, splits: bool) -> list[tuple[Recompute, ...]]:
         if not self._blocks:
             return [(NO_RECOMPUTE,)]
         if splits:

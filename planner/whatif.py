@@ -28,8 +28,8 @@ from profiles.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from planner.choices import Restrictions
     from planner.plan import Plan
-    from planner.space import Restrictions
     from profiles.cluster import ClusterSpec
 
 __all__ = ["CHANGES", "Case", "Outcome", "cases", "parse_change", "parse_sweep", "run_cases"]

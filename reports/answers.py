@@ -102,6 +102,7 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
                 "kind_bytes": memory.kind_bytes,
             },
             "schedule": None if explanation.schedule is None else asdict(explanation.schedule),
+            "bubble": None if explanation.bubble is None else asdict(explanation.bubble),
         },
         "search": _search(plan, None),
         "runners_up": [_rival(rival) for rival in explanation.rivals],

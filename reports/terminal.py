@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import seconds
+from reports.words import per_cent, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,25 +58,43 @@ def progress_on_stderr() -> Iterator[Callable[[int, Finalist | None, float], Non
     with console.status("searching") as status:
 
         def tell(visited: int, best: Finalist | None, bound_s: float) -> None:
-            step = "none fits yet" if best is None else seconds(best.estimate.step_s)
-            status.update(f"visited {visited:,}, best {step}, bound {seconds(bound_s)}")
+            found = "none fits yet"
+            if best is not None:
+                step_s = best.estimate.step_s
+                gap = max(0.0, 1 - bound_s / step_s)
+                found = f"best {seconds(step_s)}, gap {per_cent(gap)}"
+            status.update(f"visited {visited:,}, {found}, bound {seconds(bound_s)}")
 
         yield tell
 
 
+class Stop:
+    """Whether to stop: Ctrl-C was pressed, or time is up."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        """Time runs from now on; None: without end."""
+        self.interrupted = False
+        self._late_s = math.inf if limit_s is None else time.monotonic() + limit_s
+
+    def __call__(self) -> bool:
+        """Ask."""
+        return self.interrupted or time.monotonic() >= self._late_s
+
+
 @contextmanager
-def until_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, instead of an exception; pressed twice, it is one again."""
-    stopped = False
+def until_interrupt(limit_s: float | None = None) -> Iterator[Stop]:
+    """Whether Ctrl-C was pressed, instead of an exception, or ``limit_s`` is over; pressed twice,
+    it is one again.
+    """
+    asked = Stop(limit_s)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal stopped
-        stopped = True
+        asked.interrupted = True
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        yield lambda: stopped
+        yield asked
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.certificate import Certificate
-    from planner.explain import Explanation, Rival, ScheduleBinding
+    from planner.explain import BubbleBinding, Explanation, Rival, ScheduleBinding
     from planner.plan import Plan
     from planner.planning import Planned
     from planner.smallest import Smallest
@@ -103,6 +103,7 @@ def explain_report(explanation: Explanation) -> Report:
         _title("What binds"),
         *binding,
         *_schedule(explanation.schedule),
+        *_bubble(explanation.bubble, explanation.plan.layout.num_stages),
         "",
         *_rivals(list(explanation.rivals), causes=True),
         *_search(plan),
@@ -119,6 +120,18 @@ def _schedule(own: ScheduleBinding | None) -> Report:
         f"{per_cent(own.idle)} of the step; 1f1b in its place would hold up to "
         f"{own.usual_in_flight:g}, wait {per_cent(own.usual_idle)}, and take "
         f"{gib(own.usual_bytes)} of {gib(own.usable_bytes)}."
+    )
+    return [told]
+
+
+def _bubble(own: BubbleBinding | None, stages: int) -> Report:
+    """Too few micro-batches, and how many would do."""
+    if own is None:
+        return []
+    told = (
+        f"Bubble: {own.microbatches} micro-batches a replica do not fill {stages} stages, which "
+        f"wait {per_cent(own.idle)} of the step; accumulating {own.cure_microbatches} (global "
+        f"batch {own.cure_global_batch:,}) would leave {per_cent(own.cure_idle)}."
     )
     return [told]
 
@@ -205,7 +218,7 @@ def _search(plan: Plan) -> Report:
     if refused:
         report.append(f"left out by rule: {refused}")
     if not facts.complete:
-        report.append("INTERRUPTED: the best plan so far")
+        report.append("STOPPED EARLY: the best plan so far")
     if facts.equal_degrees_s is None:
         report.append(
             f"no layout of this space is faster than {seconds(facts.bound_s)}, the least bound of "

@@ -8,6 +8,7 @@ a long run has half a million of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -90,8 +91,14 @@ def both_ways(inner: Callable[[Shape], tuple[Path, ...]]) -> Callable[[Shape], t
     return paths
 
 
-def _nothing(_shape: Shape) -> str | None:
+def _nothing(_shape: Shape) -> None:
     return None
+
+
+@cache
+def _folds(paths: Callable[[Shape], tuple[Path, ...]], chunks: int) -> bool:
+    path, *_ = paths(Shape(2, chunks, 2))
+    return path[-1][0] == path[0][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,8 @@ class Schedule:
     ``held(shape)``: micro-batches of its whole share whose activations each device keeps at most,
     from a forward pass to the end of its backward pass (None: read off the orders), and
     ``least_held(shape)`` what every device is sure to hold at its peak (None: what ``held`` says).
+    ``late_weights(shape, device)``: weight gradients that a device has left at most when its last
+    input gradient is done, where backward passes are split (None: perhaps all of them).
     ``rule(shape)``: why it cannot run so, with the nearest legal value; None if it can.
     ``chunks``: the numbers of chunks that a micro-batch may cross on a device, None: two or more.
     ``splits``: weight gradients are passes of their own. ``fill_speed``: how many times faster than
@@ -116,8 +125,9 @@ class Schedule:
     name: str
     summary: str
     orders: Callable[[Shape], list[Order]]
-    held: Callable[[Shape], tuple[float, ...]] | None = None
+    held: Callable[[Shape], tuple[float, ...] | None] = _nothing
     least_held: Callable[[Shape], float] | None = None
+    late_weights: Callable[[Shape, int], int] | None = None
     paths: Callable[[Shape], tuple[Path, ...]] = looped
     rule: Callable[[Shape], str | None] = _nothing
     chunks: tuple[int, ...] | None = (1,)
@@ -135,8 +145,7 @@ class Schedule:
     @property
     def folds(self) -> bool:
         """Whether the model ends on the device where it starts."""
-        path, *_ = self.paths(Shape(2, self.usual_chunks, 2))
-        return path[-1][0] == path[0][0]
+        return _folds(self.paths, self.usual_chunks)
 
     @property
     def returns_whole(self) -> bool:

@@ -97,6 +97,7 @@ INTERLEAVED_ZB = Schedule(
     name="interleaved-zb",
     summary="interleaved 1F1B with split backward: weight gradients fill the bubble",
     orders=_split,
+    late_weights=lambda _shape, stage: stage + 1,
     rule=lambda shape: _whole_rounds("interleaved-zb", shape),
     chunks=None,
     splits=True,

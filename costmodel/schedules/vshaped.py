@@ -211,10 +211,17 @@ def _enough(shape: Shape) -> str | None:
     )
 
 
+def _half_held(shape: Shape) -> tuple[float, ...] | None:
+    """Half of a pipeline and one, where that is even and filled."""
+    p = shape.stages
+    return None if p % 2 or shape.microbatches < 2 * p else (p / 2 + 1,) * p
+
+
 ZBV = Schedule(
     name="zbv",
     summary="no bubble where F = B = W, at 1F1B's memory",
     orders=_zbv,
+    late_weights=lambda _shape, stage: 2 * stage + 1,
     paths=vee,
     chunks=(2,),
     splits=True,
@@ -224,6 +231,7 @@ DUALPIPE_V = Schedule(
     name="dualpipe-v",
     summary="forwards and backwards of a V side by side",
     orders=_dualpipe_v,
+    late_weights=lambda _shape, stage: stage + 1,
     paths=vee,
     rule=_enough,
     chunks=(2,),
@@ -234,7 +242,9 @@ V_HALF = Schedule(
     name="v-half",
     summary="half of 1F1B's activations, half of its bubble",
     orders=_repeated((2, 1, 2, 1), 1),
+    held=_half_held,
     least_held=lambda shape: (min(shape.stages, shape.microbatches) + 1) / 2,
+    late_weights=lambda _shape, _stage: 2,
     paths=vee,
     chunks=(2,),
     splits=True,
@@ -243,6 +253,7 @@ V_MIN = Schedule(
     name="v-min",
     summary="a third of 1F1B's activations, two thirds of its bubble",
     orders=_repeated((1, 1, 1, 1), 2),
+    late_weights=lambda _shape, _stage: 3,
     paths=vee,
     chunks=(2,),
     splits=True,

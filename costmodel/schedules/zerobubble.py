@@ -58,6 +58,7 @@ ZB_H1 = Schedule(
     summary="1F1B whose weight gradients fill two thirds of the bubble",
     orders=_zb_h1,
     held=_whole_pipeline,
+    late_weights=lambda _shape, stage: stage + 1,
     splits=True,
     fill_speed=3,
 )
@@ -66,6 +67,7 @@ ZB_H2 = Schedule(
     summary="no bubble where F = B = W, for twice the activations of 1F1B",
     orders=_zb_h2,
     held=_twice,
+    late_weights=lambda _shape, stage: 2 * stage + 1,
     splits=True,
     fill_speed=12,
 )

@@ -56,7 +56,7 @@ def test_the_text_of_an_explanation(printed, rival, snapshot):
 def test_the_text_of_an_interrupted_search(printed):
     plan = sample_plan()
     plan = replace(plan, search=replace(plan.search, complete=False))
-    assert "INTERRUPTED: the best plan so far" in printed(
+    assert "STOPPED EARLY: the best plan so far" in printed(
         plan_report(Planned(plan=plan, runners_up=()))
     )
 

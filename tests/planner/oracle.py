@@ -27,8 +27,8 @@ def every_cut_and_mix(context, problem):
     for inner in combinations(range(1, layers), stages - 1):
         starts = (0, *inner)
         parts = [range(a, b) for a, b in zip(starts, (*inner, layers), strict=True)]
-        if any(len(part) < problem.candidate.degrees.chunks for part in parts):
-            continue  # every chunk holds a layer
+        if any(len(part) < problem.problem.least_layers for part in parts):
+            continue  # every chunk holds a layer, two directions hold even shares
         options = [
             [
                 mix

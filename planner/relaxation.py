@@ -1,0 +1,93 @@
+"""Blocks cut into fractions: the least time in which the stages can hold them.
+
+Every stage may hold blocks until its memory is full, and then more by changing some to a slower,
+smaller recomputation. The cost of a stage is convex in what it holds, so the cheapest pieces of all
+stages, taken in order, are the optimum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.leasttimes import Option
+
+__all__ = ["least_of_stage", "least_time", "undominated_rooms"]
+
+INFINITE = float("inf")
+
+
+def least_time(
+    count: int,
+    rooms: list[tuple[float, float]],
+    resident: float,
+    options: list[Option],
+    most: float,
+) -> float | None:
+    """Least total time of ``count`` fractional layers over stages with ``rooms`` (micro-batches in
+    flight, bytes), at most ``most`` layers on each; None if they do not fit.
+    """
+    fastest, leanest = options[0], options[-1]  # by rising time and falling memory
+    fast_room = lean_room = 0.0
+    for flight, room in rooms:
+        if room < 0:
+            return None
+        fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
+        lean_room += min(most, room / (resident + leanest.saved_bytes * flight))
+    if fast_room >= count:
+        return count * fastest.time_ns
+    if lean_room < count:
+        return None
+    segments: list[tuple[float, float]] = []
+    for flight, room in rooms:
+        segments += _segments(room, flight, resident, options, most)
+    left, total = float(count), 0.0
+    for marginal, width in sorted(segments):
+        taken = min(left, width)
+        total += taken * marginal
+        left -= taken
+        if left <= 0:
+            return total
+    return None
+
+
+def least_of_stage(
+    count: int, rooms: list[tuple[float, float]], resident: float, options: list[Option]
+) -> float:
+    """Least time of ``count`` fractional layers on any one of the stages; infinite if on none."""
+    best = INFINITE
+    for each in rooms:
+        time = least_time(count, [each], resident, options, count)
+        best = best if time is None else min(best, time)
+    return best
+
+
+def undominated_rooms(rooms: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those of which no other has as few micro-batches in flight and as much room."""
+    found: list[tuple[float, float]] = []
+    for flight, room in sorted(set(rooms), key=lambda each: (each[0], -each[1])):
+        if not found or room > found[-1][1]:
+            found.append((flight, room))
+    return found
+
+
+def _segments(
+    room: float, flight: float, resident: float, options: list[Option], most: float
+) -> list[tuple[float, float]]:
+    """(time of one more layer, how many more) of one stage: the convex cost of its layers."""
+    sizes = [resident + option.saved_bytes * flight for option in options]
+    now, held = 0, min(most, room / sizes[0])
+    found = [(options[0].time_ns, held)]
+    while now < len(options) - 1 and held < most:
+        slope, chosen = min(
+            (
+                (options[k].time_ns * sizes[now] - options[now].time_ns * sizes[k])
+                / (sizes[now] - sizes[k]),
+                k,
+            )
+            for k in range(now + 1, len(options))
+        )
+        reach = min(most, room / sizes[chosen])
+        found.append((slope, reach - held))
+        now, held = chosen, reach
+    return found
