@@ -180,6 +180,7 @@ class SearchSpace:
         """Every legal combination, each with as many replicas as the cluster has room for."""
         for tp, cp in product(self.tp_degrees(), self.cp_degrees()):
             sequence_parallel = tp > 1 and self._sequence_splits(tp, cp)
+            sequence_parallel &= True in self.rules.sequence_parallel
             if not self.restrictions.allows("sequence_parallel", sequence_parallel):
                 sequence_parallel = False
                 if not self.restrictions.allows("sequence_parallel", sequence_parallel):
@@ -389,7 +390,11 @@ class SearchSpace:
                 self._shard_groups(degrees, zero), self._orders(degrees), families
             ):
                 candidate = Candidate(degrees, zero, group, order, family)
-                if degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
+                refusals = self.rules.refusals(candidate.mesh, candidate.strategy(), family)
+                choice, _ = next(refusals, ("", ""))
+                if choice:
+                    self.refused[f"{choice} that {self.rules.name} cannot express"] += 1
+                elif degrees.ep * degrees.expert_tp == 1 or candidate.mesh.divides_experts:
                     yield candidate
                 else:
                     self.refused["expert groups do not tile the ranks in this order"] += 1
