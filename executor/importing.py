@@ -52,6 +52,7 @@ def import_job(
     *,
     version: str | None = None,
     cluster: str,
+    num_gpus: int | None = None,
     model: str | None = None,
     values: Mapping[str, str] | None = None,
     line: int | None = None,
@@ -59,7 +60,8 @@ def import_job(
     vocab: int | None = None,
     **how: Any,
 ) -> Imported:
-    """The job that ``given`` (a file, or arguments) describes, on ``cluster``.
+    """The job that ``given`` (a file, or arguments) describes, on ``cluster``: on ``num_gpus`` of it,
+    by default as many as the launch line starts, or all.
 
     ``model`` names it where the arguments do not say it, ``values`` are those of shell variables,
     ``line`` picks one of several launch lines, ``overrides`` are fields of the training run that
@@ -69,8 +71,8 @@ def import_job(
     found, own_version = launcher(launched_by, version)
     machines = load_cluster(cluster, where="--cluster")
     source = Source(given, values=values, line=line)
-    told = found.tell(source, num_gpus=None, version=own_version)
-    told.num_gpus = told.started or machines.num_gpus
+    told = found.tell(source, num_gpus=num_gpus, version=own_version)
+    told.num_gpus = num_gpus or told.started or machines.num_gpus
     if "fp4" in machines.slowest_device.peak_flop_per_s:
         told.compute_capability = FP4_AND_LATER
     named = model or _named(told)

@@ -38,7 +38,13 @@ def inexpressible(launcher: str, inputs: Inputs, layout: Layout) -> list[BrokenR
     for strategy in layout.strategies:
         found += [
             BrokenRule(choice=choice, message=why)
-            for choice, why in rules.refusals(layout.mesh, strategy, every)
+            for choice, why in rules.refusals(
+                layout.mesh,
+                strategy,
+                every,
+                schedule=layout.schedule,
+                microbatches=layout.num_microbatches,
+            )
         ]
     found += _mixing(rules, recomputes)
     return list(dict.fromkeys(found))

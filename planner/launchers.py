@@ -54,9 +54,11 @@ class LauncherRules:
 
     ``schedules``: those that it runs. Of these the search tries ``searched``, and those whose use
     is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
-    ``split_zero``: ZeRO stages that may run beside split backward passes. ``rank_orders`` None:
+    ``split_zero``: ZeRO stages that may run beside split backward passes. ``fills_stages``:
+    schedules that need as many micro-batches as stages. ``rank_orders`` None:
     any. ``sequence_parallel``: what it may be where tp > 1. ``whole_context_shards``: the ranks
-    of a context group always share one shard group. ``experts_in_shard``: the groups that exchange
+    of a context group always share one shard group. ``copies_are_sharded``: with tp or cp several
+    copies of the states need data parallel shards too. ``experts_in_shard``: the groups that exchange
     tokens lie inside a shard group; ``experts_in_copies``: each copy of the states has as many
     replicas of the experts. ``recompute_needs_zero``: the wrapper that shards is the one that
     recomputes. ``empty_stages``: a stage may hold no block.
@@ -66,6 +68,7 @@ class LauncherRules:
     schedules: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "gpipe")
     searched: tuple[str, ...] = ("1f1b", "interleaved-1f1b")
     split_zero: tuple[int, ...] = ALL_STAGES
+    fills_stages: tuple[str, ...] = ()
     zero: tuple[int, ...] = ALL_STAGES
     zero_in_pipeline: tuple[int, ...] = ALL_STAGES
     zero_in_context: tuple[int, ...] = ALL_STAGES
@@ -74,6 +77,7 @@ class LauncherRules:
     sequence_parallel: tuple[bool, ...] = (False, True)
     shard_subgroups: bool = True
     whole_context_shards: bool = False
+    copies_are_sharded: bool = False
     experts_in_shard: bool = False
     experts_in_copies: bool = False
     mixing: Mixing = Mixing.WHOLE_MODEL
@@ -91,7 +95,13 @@ class LauncherRules:
     expert_tensor: bool = True
 
     def refusals(
-        self, mesh: Mesh, plain: Strategy, recomputes: Iterable[Recompute] = ()
+        self,
+        mesh: Mesh,
+        plain: Strategy,
+        recomputes: Iterable[Recompute] = (),
+        *,
+        schedule: str,
+        microbatches: int,
     ) -> Iterator[tuple[str, str]]:
         """(choice, why) of what the launcher cannot express among choices that are each legal.
 
@@ -107,6 +117,8 @@ class LauncherRules:
             if others and zero not in allowed:
                 yield "zero", f"ZeRO-{zero} with {others}"
                 break
+        if schedule in self.fills_stages and microbatches < mesh.pp:
+            yield "schedule", f"{schedule} with {microbatches} micro-batches for {mesh.pp} stages"
         order = "-".join(axis.value for axis in mesh.order)
         if self.rank_orders is not None and not _same_numbering(mesh, order, self.rank_orders):
             yield "rank_order", f"ranks in the order {order}"
@@ -131,6 +143,8 @@ class LauncherRules:
             yield "shard_group", f"states sharded over {group} of {replicas} replicas"
         elif plain.zero and self.whole_context_shards and group % mesh.cp:
             yield "shard_group", f"a shard group of {group} that cuts cp {mesh.cp} apart"
+        elif self.copies_are_sharded and copies > 1 and mesh.tp * mesh.cp > 1 and group <= mesh.cp:
+            yield "shard_group", f"{copies} copies of states that no data parallel ranks share"
         elif self.experts_in_shard and inside % mesh.ep:
             over = f"the {inside} ranks that share states" if inside > 1 else "one rank's states"
             yield "ep", f"ep {mesh.ep} beyond {over}"
@@ -165,6 +179,7 @@ LAUNCHERS = {
             schedules=OF_TORCH,
             searched=("1f1b", "interleaved-1f1b", "zbv"),
             split_zero=(0, 1, 2),
+            fills_stages=("1f1b",),
             rank_orders=None,
             mixing=Mixing.PER_LAYER,
         ),
@@ -191,6 +206,7 @@ LAUNCHERS = {
             schedules=OF_TORCH,
             searched=("1f1b", "interleaved-1f1b", "zbv"),
             split_zero=(0, 2),
+            fills_stages=("1f1b",),
             zero=(0, 2, 3),
             zero_in_context=(2, 3),
             whole_context_shards=True,
@@ -222,6 +238,7 @@ LAUNCHERS = {
             zero_in_tensor=(2, 3),
             sequence_parallel=(False,),
             whole_context_shards=True,
+            copies_are_sharded=True,
             selective=False,
             recompute_needs_zero=True,
             pipeline=False,

@@ -390,7 +390,13 @@ class SearchSpace:
                 self._shard_groups(degrees, zero), self._orders(degrees), families
             ):
                 candidate = Candidate(degrees, zero, group, order, family)
-                refusals = self.rules.refusals(candidate.mesh, candidate.strategy(), family)
+                refusals = self.rules.refusals(
+                    candidate.mesh,
+                    candidate.strategy(),
+                    family,
+                    schedule=degrees.schedule,
+                    microbatches=candidate.microbatches(self.training),
+                )
                 choice, _ = next(refusals, ("", ""))
                 if choice:
                     self.refused[f"{choice} that {self.rules.name} cannot express"] += 1

@@ -17,7 +17,7 @@ from executor.launchers.megatron import say
 from executor.launchers.megatronfiles import environment
 from executor.launchers.megatronkeys import BATCH, MODEL, PARALLEL
 from executor.launchers.script import Command, Token
-from executor.launchers.told import Key, Kind, by_name
+from executor.launchers.told import Key, Kind, by_fact, by_name
 from profiles.training import GradDtype, Precision
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ KEYS: Final = (
         if not key.bridge and key.fact != "fused_grads"
     ),
 )
+GROUPED: Final = _bridged(by_fact(MODEL)["grouped_gemm"])
 STATED: Final = ("tp", "pp", "cp", "micro_batch", "global_batch")
 OPTIONS: Final = {  # of run_recipe.py
     "--max_steps": "", "-ms": "", "--lr": "", "--min_lr": "", "--warmup_iters": "",
@@ -89,7 +90,8 @@ UNMODELLED: Final = re.compile(
 NO_BEARING: Final = re.compile(
     r"(train|optimizer|scheduler|dataset|tokenizer|logger|checkpoint|validation|rng|profiling|dist"
     r"|ddp|rerun_state_machine|straggler|nvrx_straggler|ft|inprocess_restart|mixed_precision|model"
-    r"|tensor_inspect|env_vars)\..*|--.*"
+    r"|tensor_inspect|env_vars)\..*|recipe|mode|model|dataset|.*_(steps|iters|dir|checkpoint|interval)"
+    r"|.*lr|step_func|peft_scheme|packed_sequence|hf_path|config_file|override_file|seed"
 )
 FSDP2: Final = 2
 
@@ -101,7 +103,7 @@ def write(job: Job, *, version: str) -> dict[str, str]:
     facts["mixed"] = RECIPES.get(training.precision)
     facts["reduce_fp32"] = training.grad_dtype is GradDtype.FP32
     lines = []
-    for key in (*LAYOUT, *OWN):
+    for key in (*LAYOUT, *OWN, GROUPED):
         value = facts.get(key.fact)
         if value is None or key.fact in ("fp8", "fp8_recipe", "fp4", "optimizer", "attention"):
             continue

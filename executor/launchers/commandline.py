@@ -220,6 +220,8 @@ def _wants(found: list[tuple[Token, list[Token]]], names: Mapping[str, Key]) -> 
 
 def _take(told: Told, key: Key, flag: Token, values: list[Token], problems: list[Problem]) -> None:
     missing = [name for value in values for name in value.missing]
+    if missing and key.free:
+        return
     if missing:
         name = missing[0].removeprefix("$")
         hint = f"--set {name}=VALUE" if name.isidentifier() or name.isdigit() else ""

@@ -226,7 +226,7 @@ def pipeline(layers, loss_fn):
 
 def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa: ARG001
     """What a JSON configuration says."""
-    return read_mapping(
+    told = read_mapping(
         "deepspeed",
         KEYS,
         read_document(source),
@@ -234,6 +234,11 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
         unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
     )
+    batch, share = told.global_batch, (told.micro_batch or 0) * (told.accumulation or 0)
+    if batch and share and batch % share == 0:  # the batch says how many replicas there are
+        told.started = batch // share * max(1, told.pp) * max(1, told.tp) * told.ulysses
+        told.num_gpus = num_gpus or told.started
+    return told
 
 
 # --- rules -----------------------------------------------------------------------------------

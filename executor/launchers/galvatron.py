@@ -84,6 +84,7 @@ def say(job: Job, version: str) -> dict[str, Any]:
         "checkpoints": _row([int(option == FULL) for option in job.blocks]),
         "global_batch": job.inputs.training.global_batch,
         "chunks": s.num_microbatches,
+        "world": s.num_ranks,
         "division": _row(list(s.blocks)),
         "pipeline": SCHEDULES.get(s.schedule, "pipedream_flush"),
         "default_dp": "zero2" if 2 in s.zero else "ddp",  # noqa: PLR2004 - the stage
@@ -156,7 +157,7 @@ def hear(told: Told) -> Heard:
         tp=tp,
         cp=cp,
         ep=_one(told, "ep_sizes"),
-        expert_tp=_one(told, "expert_tp_sizes") if told.expert_tp_sizes else None,
+        expert_tp=_one(told, "expert_tp_sizes"),
         pp=told.pp,
         dp=dp,
         schedule=schedules.get(told.pipeline, "1f1b") if told.pp > 1 else "1f1b",

@@ -130,7 +130,9 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
             f"{told.num_gpus} GPUs for tp {heard.tp} x cp {heard.cp} x pp {heard.pp} = {inner}"
         )
         where = told.where("tp")
-        problems.append(Problem(where=where, message=message, expected=f"a multiple of {inner}"))
+        hint = "--num-gpus says how many it uses"
+        expected = f"a multiple of {inner}"
+        problems.append(Problem(where=where, message=message, expected=expected, hint=hint))
     if problems:
         raise InputError(problems)
     assert micro_batch is not None

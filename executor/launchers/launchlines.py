@@ -86,8 +86,12 @@ def torchrun(job: Job) -> list[str]:
     if nodes == 1:
         return [f"torchrun --standalone --nproc-per-node {gpus}"]
     head = placeholder("HEAD", "first node of the job, as host name")
+    rest = job.setup.num_ranks - (nodes - 1) * gpus
+    processes = str(gpus)
+    if rest != gpus:  # the last node runs fewer
+        processes = f'"$(( ${{SLURM_NODEID:?number of this node}} < {nodes - 1} ? {gpus} : {rest} ))"'
     return [
-        f"torchrun --nnodes {nodes} --nproc-per-node {gpus}",
+        f"torchrun --nnodes {nodes} --nproc-per-node {processes}",
         f'--rdzv-backend c10d --rdzv-endpoint {head[:-1]}:29500"',
         '--rdzv-id "${SLURM_JOB_ID:-parplan}"',
     ]

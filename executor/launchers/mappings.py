@@ -116,7 +116,7 @@ def _take(told: Told, key: Key, value: Any, where: str, problems: list[Problem])
     read: Any
     if key.kind is Kind.WORDS:
         read = tuple(value) if isinstance(value, list) else (value,)
-    elif isinstance(value, bool):
+    elif isinstance(value, bool) and key.kind is not Kind.TEXT:
         read = value
         if key.kind not in (Kind.SWITCH, Kind.OFF):
             read = Problem(where=where, message=f"{key.name} is {value}", expected=key.kind.value)

@@ -205,6 +205,8 @@ class _Shell:
 
     def _texts(self, word: Word, *, split: bool = True) -> list[str]:
         texts, whole = [""], bool(word.parts)
+        if all(part.whole or not (part.name or part.text) for part in word.parts):
+            return [text for part in word.parts if part.name for text in self._value(part)]
         for part in word.parts:
             value = self._value(part)
             if not part.name or (part.quoted and not part.whole) or not split:

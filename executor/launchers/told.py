@@ -33,7 +33,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of a launcher. ``usual``: what its absence means. ``once``: former names."""
+    """One key of a launcher. ``usual``: what its absence means. ``once``: former names. ``free``:
+    nothing is wrong with a value that is not known.
+    """
 
     name: str
     fact: str
@@ -42,6 +44,7 @@ class Key:
     choices: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     bridge: str = ""
+    free: bool = False
 
 
 @dataclass(kw_only=True)

@@ -76,8 +76,8 @@ COMMON: Final = (
     _key("training.mixed_precision_param", "param_dtype", TEXT, "bfloat16"),
     _key("training.mixed_precision_reduce", "reduce_dtype", TEXT, "float32"),
     _key("training.dtype", "dtype", TEXT, "float32"),
-    _key("module", "module", TEXT, None, "model.name"),
-    _key("config", "config", TEXT, None, "model.flavor"),
+    Key(name="module", fact="module", kind=TEXT, once=("model.name",), free=True),
+    Key(name="config", fact="config", kind=TEXT, once=("model.flavor",), free=True),
 )  # fmt: skip
 BATCH: Final = {
     "0.3.0": (
