@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field, make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -137,16 +137,19 @@ def test_torchtitan_parses_every_exported_plan(tmp_path, shell_array):
     from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: PLC0415 - as above
 
     # Trainer.Config itself needs packages for logs and data; these are its parts.
-    @dataclass(kw_only=True)
-    class Config:
-        training: TrainingConfig = field(default_factory=TrainingConfig)
-        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-        activation_checkpoint: recompute.ActivationCheckpointingConfig = field(
-            default_factory=recompute.SelectiveAC.Config
-        )
-        compile: CompileConfig = field(default_factory=CompileConfig)
-
-    Config.__annotations__["activation_checkpoint"] = recompute.ActivationCheckpointingConfig
+    parts = {
+        "training": (TrainingConfig, TrainingConfig),
+        "parallelism": (ParallelismConfig, ParallelismConfig),
+        "activation_checkpoint": (
+            recompute.ActivationCheckpointingConfig,
+            recompute.SelectiveAC.Config,
+        ),
+        "compile": (CompileConfig, CompileConfig),
+    }
+    Config = make_dataclass(  # noqa: N806 - a class
+        "Config",
+        [(name, kind, field(default_factory=usual)) for name, (kind, usual) in parts.items()],
+    )
     ConfigManager()
     for setup, inputs, folder in exported("torchtitan", tmp_path):
         words = shell_array(folder, "launch.sh", "TORCHTITAN_ARGS")
@@ -195,17 +198,20 @@ def schedule_runs(parallelism, training, setup):
 # --- DeepSpeed ---------------------------------------------------------------------------------
 
 
-def test_deepspeed_takes_every_exported_plan(tmp_path):
+def test_deepspeed_takes_every_exported_plan(tmp_path, monkeypatch):
     from deepspeed.module_inject.auto_ep_config import (  # noqa: PLC0415 - slow
         parse_autoep_config,
         validate_autoep_config,
     )
-    from deepspeed.runtime.config import DeepSpeedConfig  # noqa: PLC0415 - as above
+    from deepspeed.runtime import config as deepspeed_config  # noqa: PLC0415 - as above
 
+    # Outside of a job there is no rank, and then it takes the world to be of size one.
+    monkeypatch.setattr(deepspeed_config, "dist", SimpleNamespace(get_rank=lambda: 0))
+    DeepSpeedConfig = deepspeed_config.DeepSpeedConfig  # noqa: N806 - a class
     for setup, inputs, folder in exported("deepspeed", tmp_path):
         data = json.loads((folder / "deepspeed.json").read_text())
-        world = SimpleNamespace(get_data_parallel_world_size=lambda size=setup.dp: size)
-        config = DeepSpeedConfig(data, mpu=world)
+        replicas = SimpleNamespace(get_data_parallel_world_size=lambda size=setup.dp: size)
+        config = DeepSpeedConfig(data, mpu=replicas)
         assert config.train_batch_size == inputs.training.global_batch
         assert config.train_micro_batch_size_per_gpu == setup.micro_batch
         assert config.gradient_accumulation_steps == setup.num_microbatches
