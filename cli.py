@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+import executor
 import planner
 import profiles
 import reports
-from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
+from executor.launchers.registry import NAMES as LAUNCHED
+from planner.flags import FIT, INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 from profiles.nearest import nearest
@@ -30,6 +32,7 @@ __all__ = ["main"]
 Command: TypeAlias = "Callable[..., Any]"
 Decorator: TypeAlias = "Callable[[Command], Command]"
 
+EXPORTS: Final = (*LAUNCHED, "trace")
 TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
 
 
@@ -93,7 +96,7 @@ class Parplan(click.Group):
 
 def _unknown(kind: str, name: str, known: Any) -> Problem:
     return Problem(
-        where={"command": "parplan", "--launcher": kind}.get(kind, f"parplan {kind}"),
+        where={"command": "parplan"}.get(kind, kind if kind[:2] == "--" else f"parplan {kind}"),
         message=f"there is no {kind.removeprefix('--')} {name!r}",
         expected=f"one of {', '.join(known)}",
         hint=nearest(name, known),
@@ -394,25 +397,129 @@ def catalog(shelf: Any, form: str) -> None:
         _print(reports.catalog_report(entries))
 
 
+def _launched(command: Command) -> Command:
+    """Options of commands that read what a launcher was told."""
+    options = (
+        click.option("--model", help="Where the launcher was not told it."),
+        click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
+        click.option("--launcher-version", metavar="VERSION", help="Where its keys have changed."),
+        click.option("--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable."),
+        click.option("--line", type=TYPES[Kind.COUNT], help="Line of the launch line to read."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _assignments(texts: tuple[str, ...]) -> dict[str, str]:
+    """``NAME=VALUE`` of every --set."""
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise InputError(Problem(where="--set", message=repr(wrong[0]), expected="NAME=VALUE"))
+    return dict(text.split("=", 1) for text in texts)
+
+
 @main.command()
 @click.argument("plan_file", metavar="PLAN")
-@click.option(
-    "--to", required=True, type=click.Choice(["trace"]),
-    help="trace: one step for the viewers of Chrome and Perfetto.",
-)  # fmt: skip
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
-def export(plan_file: str, to: str, output: str, *, force: bool) -> None:
-    """Turn a plan file into what other programs read."""
+@click.option("--to", required=True, metavar="NAME", help=f"{', '.join(EXPORTS)}.")
+@click.option("--launcher-version", metavar="VERSION", help="Where a launcher's keys have changed.")
+@click.option("-o", "--output", metavar="DIR|FILE", default="-", help="Where to; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite what is there.")
+def export(plan_file: str, to: str, output: str, *, launcher_version: str, force: bool) -> None:
+    """Turn a plan file into the files of a launcher, or into a trace of one step (a FILE).
+
+    Exit code 1: the launcher cannot express the plan.
+    """
+    if to not in EXPORTS:
+        raise InputError(_unknown("--to", to, EXPORTS))
+    if to == "trace":
+        if output != "-":
+            profiles.refuse_to_overwrite(output, force=force)
+        text = reports.json_text(reports.trace_answer(planner.load_plan(plan_file))) + "\n"
+        _save_or_print(
+            {output: text}, output, lambda: [profiles.save_text(text, output, force=force)]
+        )
+        return
+    made = executor.export_plan(plan_file, to, version=launcher_version)
+    for note in made.notes:
+        click.echo(f"note: {note}", err=True)
+    _save_or_print(made.files, output, lambda: executor.save_files(made.files, output, force=force))
     if output != "-":
+        click.echo(f"start: sbatch {output}/job.sbatch, or on each node: bash {output}/launch.sh")
+
+
+def _save_or_print(files: dict[str, str], output: str, save: Callable[[], Any]) -> None:
+    """Texts on stdout, with their names where there are several, or into files."""
+    if output != "-":
+        save()
+        names = files if output in files else [f"{output}/{name}" for name in files]
+        click.echo("".join(f"written: {name}\n" for name in names), err=True, nl=False)
+        return
+    for name, text in files.items():
+        click.echo(text if len(files) == 1 else f"==> {name} <==\n{text}", nl=False)
+
+
+@main.command("import")
+@click.argument("source", metavar="FILE|ARGS")
+@click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
+@click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
+@_launched
+@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1], FIT)
+@click.option("-o", "--output", metavar="FILE", help="Write the plan file.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_format()
+@click.pass_context
+def import_job(ctx: click.Context, /, source: str, name: str, **flags: Any) -> None:
+    """Read what a launcher runs today: estimate it, and write its plan file.
+
+    Exit code 1: it does not fit.
+    """
+    output, force = flags["output"], flags["force"]
+    if output is not None:
         profiles.refuse_to_overwrite(output, force=force)
-    exporters = {"trace": reports.trace_answer}
-    text = reports.json_text(exporters[to](planner.load_plan(plan_file)))
-    if output == "-":
-        click.echo(text)
+    if not flags["cluster"]:
+        raise InputError(Problem(where="--cluster", message="is missing"))
+    found = executor.import_job(
+        source,
+        name,
+        version=flags["launcher_version"],
+        values=_assignments(flags["values"]),
+        vocab=flags["vocab_size"],
+        overrides={field: flags.get(field) for field in TRAINING},
+        **{key: flags[key] for key in ("cluster", "model", "num_gpus", "line")},
+        **{key: flags[key] for key in ("training", "stack", "calibration")},
+    )
+    made = planner.plan_of(found.inputs, found.layout, min_fit=flags["min_fit"] or MIN_FIT)
+    if output is not None:
+        written = executor.save_import(found, made, output, force=force)
+        click.echo("".join(f"written: {name}\n" for name in written), err=True, nl=False)
+    for note in found.inputs.notes:
+        click.echo(f"note: {note}", err=True)
+    if flags["form"] == "json":
+        _print_json({**reports.estimate_answer(made), "read": found.remarks})
     else:
-        profiles.save_text(text + "\n", output, force=force)
-        click.echo(f"written: {output}", err=True)
+        _print([*reports.estimate_report(made), *reports.remarks_report(found.remarks)])
+    ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
+
+
+@main.command()
+@click.argument("source", metavar="FILE|ARGS")
+@click.option("--launcher", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
+@_launched
+@_format()
+@click.pass_context
+def check(ctx: click.Context, /, source: str, name: str, form: str, **flags: Any) -> None:
+    """Say what of a launcher's arguments would fail, or would not do what they say.
+
+    Exit code 1: the job would fail.
+    """
+    version, values = flags.pop("launcher_version"), _assignments(flags.pop("values"))
+    checked = executor.check_arguments(source, name, version=version, values=values, **flags)
+    if form == "json":
+        _print_json(checked.answer)
+    else:
+        _print(reports.check_report(checked.answer))
+    ctx.exit(int(ExitCode.NO if checked.fails else ExitCode.YES))
 
 
 @main.command()

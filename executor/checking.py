@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.launchers.commandline import Source
 from executor.launchers.modelfacts import facts_of_model
@@ -28,6 +28,28 @@ class Checked:
     notes: tuple[str, ...]
     num_rules: int
     num_gpus: int
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "fails": self.fails,
+            "num_gpus": self.num_gpus,
+            "rules": self.num_rules,
+            "findings": [
+                {
+                    "kind": "fails" if finding.fails else "trap",
+                    "rule": finding.rule.name,
+                    "where": finding.where,
+                    "message": finding.message,
+                    "legal": finding.valid,
+                    "source": finding.rule.source,
+                }
+                for finding in self.findings
+            ],
+            "unknown": list(self.unknown),
+            "notes": list(self.notes),
+        }
 
     @property
     def fails(self) -> bool:

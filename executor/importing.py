@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from executor.launchers.commandline import Source
@@ -11,11 +12,13 @@ from executor.launchers.job import arranged
 from executor.launchers.modelfacts import facts_of_model, model_of_facts
 from executor.launchers.registry import launcher
 from planner.inputs import load_inputs
+from planner.plandocument import save_plan
 from profiles import shelf
 from profiles.catalog import load_cluster, load_model
 from profiles.errors import InputError, Problem
 from profiles.model import ModelSpec
 from profiles.modelwriter import model_text
+from profiles.outputfile import save_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from executor.launchers.job import Heard
     from executor.launchers.told import Told
     from planner.inputs import Inputs
+    from planner.plan import Plan
 
-__all__ = ["Imported", "import_job"]
+__all__ = ["Imported", "import_job", "save_import"]
 
 FP4_AND_LATER: Final = 10  # compute capability of the devices with an fp4 rate
 
@@ -44,6 +48,16 @@ class Imported:
     unmodelled: tuple[str, ...]
     notes: tuple[str, ...]
     traps: tuple[str, ...]
+
+    @property
+    def remarks(self) -> dict[str, list[str]]:
+        """What the reader should know, by kind."""
+        return {
+            "unknown arguments": list(self.unknown),
+            "known, but no estimate has them": list(self.unmodelled),
+            "rules that do not hold": list(self.traps),
+            "notes": list(self.notes),
+        }
 
 
 def import_job(
@@ -108,6 +122,19 @@ def import_job(
         notes=tuple(told.notes),
         traps=tuple(str(finding) for finding in findings),
     )
+
+
+def save_import(found: Imported, plan: Plan, path: str | Path, *, force: bool = False) -> list[str]:
+    """Write the plan file, and beside it the model where the catalogue does not have it."""
+    target = Path(path)
+    if found.model_yaml is None:
+        save_plan(plan, target, force=force)
+        return [str(target)]
+    own = target.with_name(f"{target.stem}.model.yaml")
+    save_text(found.model_yaml, own, force=force)
+    inputs = replace(plan.inputs, model_ref=str(own))
+    save_plan(replace(plan, inputs=inputs), target, force=force)
+    return [str(own), str(target)]
 
 
 def _refuse_unstated(run: dict[str, Any], how: dict[str, Any], told: Told) -> None:

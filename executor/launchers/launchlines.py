@@ -89,7 +89,9 @@ def torchrun(job: Job) -> list[str]:
     rest = job.setup.num_ranks - (nodes - 1) * gpus
     processes = str(gpus)
     if rest != gpus:  # the last node runs fewer
-        processes = f'"$(( ${{SLURM_NODEID:?number of this node}} < {nodes - 1} ? {gpus} : {rest} ))"'
+        processes = (
+            f'"$(( ${{SLURM_NODEID:?number of this node}} < {nodes - 1} ? {gpus} : {rest} ))"'
+        )
     return [
         f"torchrun --nnodes {nodes} --nproc-per-node {processes}",
         f'--rdzv-backend c10d --rdzv-endpoint {head[:-1]}:29500"',

@@ -20,7 +20,11 @@ def shell_array(tmp_path):
 
     def words(folder, script, name):
         done = subprocess.run(
-            ["/bin/bash", "-c", f'exec() {{ :; }}; source ./{script}; printf "%s\\0" "${{{name}[@]}}"'],
+            [
+                "/bin/bash",
+                "-c",
+                f'exec() {{ :; }}; source ./{script}; printf "%s\\0" "${{{name}[@]}}"',
+            ],
             cwd=folder,
             capture_output=True,
             text=True,

@@ -65,7 +65,10 @@ def megatron_config(flags):
 
     kind = MLATransformerConfig if "--multi-latent-attention" in flags else TransformerConfig
     known = kind.__dataclass_fields__
-    values = {"pipeline_dtype": torch.bfloat16, "add_bias_linear": "--disable-bias-linear" not in flags}
+    values = {
+        "pipeline_dtype": torch.bfloat16,
+        "add_bias_linear": "--disable-bias-linear" not in flags,
+    }
     for flag, words in flags.items():
         plain = flag.removeprefix("--")
         name = RENAMED.get(plain, plain.replace("-", "_"))
@@ -81,7 +84,13 @@ def value_of(words, name):
         return words
     if name == "moe_layer_freq":
         return eval(words[0]) if "[" in words[0] else int(words[0])  # noqa: S307 - our own text
-    return int(words[0]) if words[0].isdigit() else words[0] if not is_float(words[0]) else float(words[0])
+    return (
+        int(words[0])
+        if words[0].isdigit()
+        else words[0]
+        if not is_float(words[0])
+        else float(words[0])
+    )
 
 
 def is_float(text):
@@ -175,7 +184,9 @@ def test_torchtitan_parses_every_exported_plan(tmp_path, shell_array):
         size = p.pipeline_parallel_microbatch_size if setup.pp > 1 else training.local_batch_size
         assert size == setup.micro_batch
         if setup.pp > 1:
-            stages = [sum(n.startswith("layers.") for n in part) for part in p.module_fqns_per_model_part]
+            stages = [
+                sum(n.startswith("layers.") for n in part) for part in p.module_fqns_per_model_part
+            ]
             assert stages == list(setup.blocks)
             schedule_runs(p, training, setup)
 
@@ -219,7 +230,9 @@ def test_deepspeed_takes_every_exported_plan(tmp_path, monkeypatch):
         assert max(1, config.tensor_parallel_config.autotp_size) == setup.tp
         if setup.pp > 1:
             assert config.pipeline["stages"] == setup.pp
-            assert bool(config.pipeline["activation_checkpoint_interval"]) == (FULL in setup.recompute)
+            assert bool(config.pipeline["activation_checkpoint_interval"]) == (
+                FULL in setup.recompute
+            )
         experts = parse_autoep_config(data.get("expert_parallel", {}))
         validate_autoep_config(experts, setup.num_ranks, setup.pp, setup.tp, 1)
         assert experts.autoep_size == setup.ep
