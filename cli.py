@@ -16,7 +16,7 @@ import planner
 import profiles
 import reports
 from executor.launchers.registry import NAMES as LAUNCHED
-from planner.flags import FIT, INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
+from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 from profiles.nearest import nearest
@@ -397,6 +397,17 @@ def catalog(shelf: Any, form: str) -> None:
         _print(reports.catalog_report(entries))
 
 
+class Quoted(click.Command):
+    """A command to which arguments of another program may be given as one word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A word with blanks in it is no option, though it begins like one."""
+        words = [word for word in args if word.startswith("-") and " " in word.strip()]
+        if not words:
+            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [*(w for w in args if w not in words), "--", *words])
+
+
 def _launched(command: Command) -> Command:
     """Options of commands that read what a launcher was told."""
     options = (
@@ -411,12 +422,17 @@ def _launched(command: Command) -> Command:
     return command
 
 
-def _assignments(texts: tuple[str, ...]) -> dict[str, str]:
-    """``NAME=VALUE`` of every --set."""
-    wrong = [text for text in texts if "=" not in text]
+def _asked_of_launcher(flags: dict[str, Any]) -> executor.Asked:
+    """How to read what a launcher was told."""
+    wrong = [text for text in flags["values"] if "=" not in text]
     if wrong:
         raise InputError(Problem(where="--set", message=repr(wrong[0]), expected="NAME=VALUE"))
-    return dict(text.split("=", 1) for text in texts)
+    return executor.Asked(
+        version=flags["launcher_version"],
+        vocab=flags.get("vocab_size"),
+        values=dict(text.split("=", 1) for text in flags["values"]),
+        **{name: flags[name] for name in ("model", "num_gpus", "line")},
+    )
 
 
 @main.command()
@@ -433,76 +449,64 @@ def export(plan_file: str, to: str, output: str, *, launcher_version: str, force
     if to not in EXPORTS:
         raise InputError(_unknown("--to", to, EXPORTS))
     if to == "trace":
-        if output != "-":
-            profiles.refuse_to_overwrite(output, force=force)
-        text = reports.json_text(reports.trace_answer(planner.load_plan(plan_file))) + "\n"
-        _save_or_print(
-            {output: text}, output, lambda: [profiles.save_text(text, output, force=force)]
-        )
+        _export_trace(plan_file, output, force=force)
         return
     made = executor.export_plan(plan_file, to, version=launcher_version)
     for note in made.notes:
         click.echo(f"note: {note}", err=True)
-    _save_or_print(made.files, output, lambda: executor.save_files(made.files, output, force=force))
-    if output != "-":
-        click.echo(f"start: sbatch {output}/job.sbatch, or on each node: bash {output}/launch.sh")
-
-
-def _save_or_print(files: dict[str, str], output: str, save: Callable[[], Any]) -> None:
-    """Texts on stdout, with their names where there are several, or into files."""
-    if output != "-":
-        save()
-        names = files if output in files else [f"{output}/{name}" for name in files]
-        click.echo("".join(f"written: {name}\n" for name in names), err=True, nl=False)
+    if output == "-":
+        for name, text in made.files.items():
+            click.echo(f"==> {name} <==\n{text}")
         return
-    for name, text in files.items():
-        click.echo(text if len(files) == 1 else f"==> {name} <==\n{text}", nl=False)
+    for path in executor.save_files(made.files, output, force=force):
+        click.echo(f"written: {path}", err=True)
+    click.echo(f"start: sbatch {output}/job.sbatch, or on each node: bash {output}/launch.sh")
 
 
-@main.command("import")
+def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
+    if output != "-":
+        profiles.refuse_to_overwrite(output, force=force)
+    text = reports.json_text(reports.trace_answer(planner.load_plan(plan_file)))
+    if output == "-":
+        click.echo(text)
+    else:
+        profiles.save_text(text + "\n", output, force=force)
+        click.echo(f"written: {output}", err=True)
+
+
+@main.command("import", cls=Quoted)
 @click.argument("source", metavar="FILE|ARGS")
 @click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
 @click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
 @_launched
-@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1], FIT)
-@click.option("-o", "--output", metavar="FILE", help="Write the plan file.")
+@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1])
+@click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-@_format()
-@click.pass_context
-def import_job(ctx: click.Context, /, source: str, name: str, **flags: Any) -> None:
-    """Read what a launcher runs today: estimate it, and write its plan file.
-
-    Exit code 1: it does not fit.
-    """
+def import_job(source: str, name: str, **flags: Any) -> None:
+    """Read what a launcher runs today into a plan file, for estimate, explain and the others."""
     output, force = flags["output"], flags["force"]
-    if output is not None:
+    if output != "-":
         profiles.refuse_to_overwrite(output, force=force)
     if not flags["cluster"]:
         raise InputError(Problem(where="--cluster", message="is missing"))
     found = executor.import_job(
         source,
         name,
-        version=flags["launcher_version"],
-        values=_assignments(flags["values"]),
-        vocab=flags["vocab_size"],
+        cluster=flags["cluster"],
+        asked=_asked_of_launcher(flags),
         overrides={field: flags.get(field) for field in TRAINING},
-        **{key: flags[key] for key in ("cluster", "model", "num_gpus", "line")},
         **{key: flags[key] for key in ("training", "stack", "calibration")},
     )
-    made = planner.plan_of(found.inputs, found.layout, min_fit=flags["min_fit"] or MIN_FIT)
-    if output is not None:
-        written = executor.save_import(found, made, output, force=force)
-        click.echo("".join(f"written: {name}\n" for name in written), err=True, nl=False)
-    for note in found.inputs.notes:
+    for note in (*found.remarks, *found.inputs.notes):
         click.echo(f"note: {note}", err=True)
-    if flags["form"] == "json":
-        _print_json({**reports.estimate_answer(made), "read": found.remarks})
+    if output == "-":
+        click.echo(executor.import_text(found, name), nl=False)
     else:
-        _print([*reports.estimate_report(made), *reports.remarks_report(found.remarks)])
-    ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
+        written = executor.save_import(found, name, output, force=force)
+        click.echo("".join(f"written: {path}\n" for path in written), err=True, nl=False)
 
 
-@main.command()
+@main.command(cls=Quoted)
 @click.argument("source", metavar="FILE|ARGS")
 @click.option("--launcher", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
 @_launched
@@ -513,8 +517,7 @@ def check(ctx: click.Context, /, source: str, name: str, form: str, **flags: Any
 
     Exit code 1: the job would fail.
     """
-    version, values = flags.pop("launcher_version"), _assignments(flags.pop("values"))
-    checked = executor.check_arguments(source, name, version=version, values=values, **flags)
+    checked = executor.check_arguments(source, name, _asked_of_launcher(flags))
     if form == "json":
         _print_json(checked.answer)
     else:

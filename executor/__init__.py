@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from executor.checking import Checked, check_arguments
     from executor.exporting import Exported, export_layout, export_plan, save_files
-    from executor.importing import Imported, import_job, save_import
+    from executor.importing import Asked, Imported, import_job, import_text, save_import
     from executor.launchers.registry import NAMES
 
 __all__ = [
     "NAMES",
+    "Asked",
     "Checked",
     "Exported",
     "Imported",
@@ -24,16 +25,19 @@ __all__ = [
     "export_layout",
     "export_plan",
     "import_job",
+    "import_text",
     "save_files",
     "save_import",
 ]
 
 _MODULES: Final = {
     "NAMES": "launchers.registry",
+    "Asked": "importing",
     "Checked": "checking",
     "Imported": "importing",
     "check_arguments": "checking",
     "import_job": "importing",
+    "import_text": "importing",
     "save_import": "importing",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from executor.importing import Asked
 from executor.launchers.commandline import Source
 from executor.launchers.modelfacts import facts_of_model
 from executor.launchers.registry import launcher
@@ -12,8 +13,6 @@ from profiles.catalog import load_model
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from executor.launchers.rulebook import Finding
 
 __all__ = ["Checked", "check_arguments"]
@@ -57,35 +56,25 @@ class Checked:
         return any(finding.fails for finding in self.findings)
 
 
-def check_arguments(
-    given: str,
-    name: str,
-    *,
-    version: str | None = None,
-    num_gpus: int | None = None,
-    model: str | None = None,
-    values: Mapping[str, str] | None = None,
-    line: int | None = None,
-) -> Checked:
-    """The rules that ``given`` (a file, or arguments) breaks on ``num_gpus`` GPUs, by default as
-    many as its launch line starts. ``model`` names it where the arguments do not say it. Raises
-    ``InputError`` for what cannot be read.
+def check_arguments(given: str, name: str, asked: Asked | None = None) -> Checked:
+    """The rules that ``given`` (a file, or arguments) breaks on so many GPUs as were asked for, or
+    as its launch line starts. Raises ``InputError`` for what cannot be read.
     """
-    found, own_version = launcher(name, version)
-    told = found.tell(
-        Source(given, values=values, line=line), num_gpus=num_gpus, version=own_version
-    )
-    if num_gpus is None and told.started is None:
+    asked = asked or Asked()
+    found, version = launcher(name, asked.version)
+    source = Source(given, values=asked.values, line=asked.line)
+    told = found.tell(source, num_gpus=asked.num_gpus, version=version)
+    if asked.num_gpus is None and told.started is None:
         message = "no launch line says how many GPUs"
         raise InputError(Problem(where="--num-gpus", message=message, expected="a number"))
-    if model is not None:
-        told.model_facts = facts_of_model(load_model(model, where="--model"))
+    if asked.model is not None:
+        told.model_facts = facts_of_model(load_model(asked.model, where="--model"))
     notes = list(told.notes)
-    if num_gpus is not None and told.started not in (None, num_gpus):
-        notes.append(f"the launch line starts {told.started} processes; checked for {num_gpus}")
-    findings = tuple(found.rulebook.findings(told))
+    if asked.num_gpus is not None and told.started not in (None, asked.num_gpus):
+        processes = f"the launch line starts {told.started} processes"
+        notes.append(f"{processes}; checked for {asked.num_gpus}")
     return Checked(
-        findings=findings,
+        findings=tuple(found.rulebook.findings(told)),
         unknown=tuple(told.unknown),
         notes=tuple(notes),
         num_rules=len(found.rulebook.rules),

@@ -12,24 +12,24 @@ from executor.launchers.job import arranged
 from executor.launchers.modelfacts import facts_of_model, model_of_facts
 from executor.launchers.registry import launcher
 from planner.inputs import load_inputs
-from planner.plandocument import save_plan
+from planner.plandocument import layout_text
 from profiles import shelf
 from profiles.catalog import load_cluster, load_model
 from profiles.errors import InputError, Problem
-from profiles.model import ModelSpec
 from profiles.modelwriter import model_text
-from profiles.outputfile import save_text
+from profiles.outputfile import refuse_to_overwrite, save_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from costmodel.layout import Layout
     from executor.launchers.job import Heard
+    from executor.launchers.registry import Launcher
     from executor.launchers.told import Told
     from planner.inputs import Inputs
-    from planner.plan import Plan
+    from profiles.model import ModelSpec
 
-__all__ = ["Imported", "import_job", "save_import"]
+__all__ = ["Asked", "Imported", "import_job", "import_text", "save_import"]
 
 FP4_AND_LATER: Final = 10  # compute capability of the devices with an fp4 rate
 
@@ -50,53 +50,58 @@ class Imported:
     traps: tuple[str, ...]
 
     @property
-    def remarks(self) -> dict[str, list[str]]:
-        """What the reader should know, by kind."""
-        return {
-            "unknown arguments": list(self.unknown),
-            "known, but no estimate has them": list(self.unmodelled),
-            "rules that do not hold": list(self.traps),
-            "notes": list(self.notes),
-        }
+    def remarks(self) -> list[str]:
+        """What the reader should know, one line each."""
+        return [
+            *(f"unknown: {each}" for each in self.unknown),
+            *(f"no estimate has it: {each}" for each in self.unmodelled),
+            *self.traps,
+            *self.notes,
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How something that a launcher was told is to be read.
+
+    ``version`` of the launcher, where its keys have changed. ``num_gpus``: instead of those that
+    the launch line starts. ``model`` names it where the launcher was not told it, ``vocab`` is the
+    tokenizer's. ``values`` are those of shell variables, ``line`` picks one launch line of several.
+    """
+
+    version: str | None = None
+    num_gpus: int | None = None
+    model: str | None = None
+    vocab: int | None = None
+    values: Mapping[str, str] | None = None
+    line: int | None = None
 
 
 def import_job(
     given: str,
     launched_by: str,
     *,
-    version: str | None = None,
     cluster: str,
-    num_gpus: int | None = None,
-    model: str | None = None,
-    values: Mapping[str, str] | None = None,
-    line: int | None = None,
+    asked: Asked | None = None,
     overrides: Mapping[str, Any] | None = None,
-    vocab: int | None = None,
     **how: Any,
 ) -> Imported:
-    """The job that ``given`` (a file, or arguments) describes, on ``cluster``: on ``num_gpus`` of it,
-    by default as many as the launch line starts, or all.
+    """The job that ``given`` (a file, or arguments) describes, on ``cluster``.
 
-    ``model`` names it where the arguments do not say it, ``values`` are those of shell variables,
-    ``line`` picks one of several launch lines, ``overrides`` are fields of the training run that
-    win over what was read, ``vocab`` is the tokenizer's; ``how`` as in ``load_inputs``. Raises
-    ``InputError`` with every problem.
+    ``overrides`` are fields of the training run that win over what was read; ``how`` as in
+    ``load_inputs``. Raises ``InputError`` with every problem.
     """
-    found, own_version = launcher(launched_by, version)
-    machines = load_cluster(cluster, where="--cluster")
-    source = Source(given, values=values, line=line)
-    told = found.tell(source, num_gpus=num_gpus, version=own_version)
-    told.num_gpus = num_gpus or told.started or machines.num_gpus
-    if "fp4" in machines.slowest_device.peak_flop_per_s:
-        told.compute_capability = FP4_AND_LATER
-    named = model or _named(told)
+    asked = asked or Asked()
+    found, version = launcher(launched_by, asked.version)
+    told = _told(found, version, given, cluster, asked)
+    named = asked.model or _named(told)
     spec = None if named is None else load_model(named, where="--model")
     if spec is not None:
         told.model_facts = facts_of_model(spec)
     heard = found.hear(told)
     model_yaml = None
     if spec is None:
-        spec, named = _described(heard, told, vocab)
+        spec, named = _described(heard, told, asked.vocab)
         if named is None:
             comment = f"Read from the arguments of {launched_by} by parplan import."
             model_yaml = model_text(spec, comment=comment)
@@ -105,14 +110,13 @@ def import_job(
     _refuse_unstated(run, how, told)
     micro_batch = given_run.get("micro_batch", heard.micro_batch)
     inputs = load_inputs(
-        named if named is not None and model_yaml is None else spec,
+        spec if named is None else named,
         cluster,
         model_ref=named,
         overrides={**run, "micro_batch": micro_batch},
         **how,
     )
     layout = arranged(replace(heard, micro_batch=micro_batch), inputs, told)
-    findings = found.rulebook.findings(told)
     return Imported(
         inputs=inputs.with_training(micro_batch=layout.micro_batch),
         layout=layout,
@@ -120,21 +124,48 @@ def import_job(
         unknown=tuple(told.unknown),
         unmodelled=tuple(told.unmodelled),
         notes=tuple(told.notes),
-        traps=tuple(str(finding) for finding in findings),
+        traps=tuple(str(finding) for finding in found.rulebook.findings(told)),
     )
 
 
-def save_import(found: Imported, plan: Plan, path: str | Path, *, force: bool = False) -> list[str]:
-    """Write the plan file, and beside it the model where the catalogue does not have it."""
+def _told(found: Launcher, version: str, given: str, cluster: str, asked: Asked) -> Told:
+    """What the launcher was told, on the devices of the cluster."""
+    machines = load_cluster(cluster, where="--cluster")
+    source = Source(given, values=asked.values, line=asked.line)
+    told = found.tell(source, num_gpus=asked.num_gpus, version=version)
+    told.num_gpus = asked.num_gpus or told.started or machines.num_gpus
+    if "fp4" in machines.slowest_device.peak_flop_per_s:
+        told.compute_capability = FP4_AND_LATER
+    return told
+
+
+def save_import(
+    found: Imported, launcher: str, path: str | Path, *, force: bool = False
+) -> list[str]:
+    """Write the plan file, and beside it the model where the catalogue does not have it: both or
+    none. Returns their paths.
+    """
     target = Path(path)
-    if found.model_yaml is None:
-        save_plan(plan, target, force=force)
-        return [str(target)]
     own = target.with_name(f"{target.stem}.model.yaml")
+    if found.model_yaml is None:
+        text = layout_text(found.inputs, found.layout, launcher=launcher, folder=target.parent)
+        save_text(text, target, force=force)
+        return [str(target)]
+    inputs = replace(found.inputs, model_ref=str(own))
+    text = layout_text(inputs, found.layout, launcher=launcher, folder=target.parent)
+    refuse_to_overwrite(target, force=force)
     save_text(found.model_yaml, own, force=force)
-    inputs = replace(plan.inputs, model_ref=str(own))
-    save_plan(replace(plan, inputs=inputs), target, force=force)
+    save_text(text, target, force=force)
     return [str(own), str(target)]
+
+
+def import_text(found: Imported, launcher: str) -> str:
+    """The plan file as text. Raises ``InputError`` where the model needs a file of its own."""
+    if found.model_yaml is not None:
+        message = "the model is not in the catalogue and gets a file of its own"
+        hint = "-o FILE writes both"
+        raise InputError(Problem(where="-o", message=message, hint=hint))
+    return layout_text(found.inputs, found.layout, launcher=launcher)
 
 
 def _refuse_unstated(run: dict[str, Any], how: dict[str, Any], told: Told) -> None:

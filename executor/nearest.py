@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, RecomputeKind
 from costmodel.placing import even_cut
@@ -56,7 +56,7 @@ def _is_legal(inputs: Inputs, setup: Setup) -> bool:
 
 
 def _settled(setup: Setup, inputs: Inputs) -> Setup:
-    """The setup with what follows from its degrees: micro-batches, shard group, sequence parallel."""
+    """The setup with what follows from its degrees: micro-batches, shard group, experts."""
     batch, micro = inputs.training.global_batch, setup.micro_batch
     while micro > 1 and batch % (setup.dp * micro):
         micro -= 1
@@ -174,7 +174,8 @@ def _fewer(setup: Setup, name: str, inputs: Inputs, legal: Callable[[int], bool]
         dp = setup.dp * old // size
         if old % size or not legal(size) or inputs.training.global_batch % dp:
             continue
-        changed = replace(setup, **{name: size}, dp=dp, shard_group=dp * setup.cp)
+        sizes: dict[str, Any] = {name: size}
+        changed = replace(setup, dp=dp, shard_group=dp * setup.cp, **sizes)
         if name == "pp":
             blocks = tuple(even_cut(inputs.model.num_blocks, size))
             changed = replace(changed, blocks=blocks, chunks=1, schedule="1f1b")

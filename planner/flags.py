@@ -24,7 +24,7 @@ from profiles.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FIT", "INPUT_FLAGS", "LAYOUT_FLAGS", "MIN_FIT", "SEARCH_FLAGS", "Flag", "Kind"]
+__all__ = ["INPUT_FLAGS", "LAYOUT_FLAGS", "MIN_FIT", "SEARCH_FLAGS", "Flag", "Kind"]
 
 MIN_FIT: Final = 0.9
 USUAL: Final = TrainingSpec(global_batch=DEFAULT_GLOBAL_BATCH, seq_len=DEFAULT_SEQ_LEN)

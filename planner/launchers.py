@@ -58,9 +58,9 @@ class LauncherRules:
     schedules that need as many micro-batches as stages. ``rank_orders`` None:
     any. ``sequence_parallel``: what it may be where tp > 1. ``whole_context_shards``: the ranks
     of a context group always share one shard group. ``copies_are_sharded``: with tp or cp several
-    copies of the states need data parallel shards too. ``experts_in_shard``: the groups that exchange
-    tokens lie inside a shard group; ``experts_in_copies``: each copy of the states has as many
-    replicas of the experts. ``recompute_needs_zero``: the wrapper that shards is the one that
+    copies of the states need data parallel shards too. ``experts_in_shard``: the groups that
+    exchange tokens lie inside a shard group; ``experts_in_copies``: each copy of the states has as
+    many replicas of the experts. ``recompute_needs_zero``: the wrapper that shards is the one that
     recomputes. ``empty_stages``: a stage may hold no block.
     """
 

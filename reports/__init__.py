@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         smallest_answer,
     )
     from reports.facts import facts_of
-    from reports.launchers import check_report, remarks_report
+    from reports.launchers import check_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.terminal import (
         discard_stdout,
@@ -53,7 +53,6 @@ __all__ = [
     "plan_report",
     "print_report",
     "progress_on_stderr",
-    "remarks_report",
     "schedule_answer",
     "schedule_report",
     "smallest_answer",
@@ -76,7 +75,6 @@ _MODULES: Final = {
     "plan_answer": "answers",
     "print_report": "terminal",
     "progress_on_stderr": "terminal",
-    "remarks_report": "launchers",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",

@@ -1,16 +1,15 @@
-"""What was read from a launcher, and which of its rules do not hold."""
+"""Which rules of a launcher do not hold."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["check_report", "remarks_report"]
+__all__ = ["check_report"]
 
 
 def check_report(answer: dict[str, Any]) -> list[RenderableType]:
@@ -28,15 +27,3 @@ def check_report(answer: dict[str, Any]) -> list[RenderableType]:
         lines.append(Text(f"    {finding['rule']}, {finding['source']}"))
     lines += [Text(f"unknown: {each}") for each in answer["unknown"]]
     return [*lines, *(Text(f"note: {each}") for each in answer["notes"])]
-
-
-def remarks_report(remarks: dict[str, list[str]]) -> list[RenderableType]:
-    """Lists of remarks under their titles; those without any are left out."""
-    lines: list[RenderableType] = []
-    for title, own in remarks.items():
-        if own:
-            table = Table.grid(padding=(0, 1))
-            for each in own:
-                table.add_row("-", Text(each))
-            lines += [Text(f"\n{title[0].upper()}{title[1:]}"), table]
-    return lines

@@ -121,7 +121,7 @@ def write(job: Job, *, version: str) -> dict[str, str]:
         [
             placeholder("MEGATRON_BRIDGE", "folder of Megatron-Bridge")[:-1]
             + '/scripts/training/run_recipe.py"',
-            f"--recipe {placeholder('RECIPE', 'recipe of the model, as llama3_8b_pretrain_config')}",
+            f"--recipe {placeholder('RECIPE', 'recipe, as llama3_8b_pretrain_config')}",
             "--mode pretrain",
             '"${OVERRIDES[@]}"',
         ],

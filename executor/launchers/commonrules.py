@@ -19,7 +19,8 @@ _SEQUENCE, _BATCH = Rulebook(), Rulebook()
 
 def replicas(told: Told) -> int:
     """Data parallel ranks, at least 1."""
-    return max(1, told.num_gpus // (told.tp * (told.pp or 1) * (told.cp or 1)))
+    inner: int = told.tp * (told.pp or 1) * (told.cp or 1)
+    return max(1, told.num_gpus // inner)
 
 
 def multiples(value: int, unit: int) -> str:

@@ -248,7 +248,8 @@ RULES: Final = Rulebook()
 
 
 def _replicas(told: Told) -> int:
-    return max(1, told.num_gpus // (max(1, told.pp) * max(1, told.tp) * told.ulysses))
+    inner: int = max(1, told.pp) * max(1, told.tp) * told.ulysses
+    return max(1, told.num_gpus // inner)
 
 
 @RULES.fails("runtime/pipe/topology.py, utils/groups.py")
@@ -279,7 +280,8 @@ def batch_is_the_product(told: Told) -> Iterator[Broken]:
     if steps is None:
         steps = batch // (micro or 1) // ranks
     if batch != micro * steps * ranks or not batch:
-        message = f"train_batch_size {batch}, and {micro} x {steps} x {ranks} ranks = {micro * steps * ranks}"
+        product = micro * steps * ranks
+        message = f"train_batch_size {batch}, and {micro} x {steps} x {ranks} ranks = {product}"
         valid = f"{(micro or 1) * max(1, steps) * ranks}"
         yield Broken("global_batch", message, valid)
 

@@ -81,7 +81,7 @@ def launch_script(
 
 
 def torchrun(job: Job) -> list[str]:
-    """torchrun for one node of the job."""
+    """Torchrun for one node of the job."""
     nodes, gpus = job.num_nodes, job.gpus_per_node
     if nodes == 1:
         return [f"torchrun --standalone --nproc-per-node {gpus}"]

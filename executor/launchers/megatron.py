@@ -130,10 +130,10 @@ def _hear_cut(told: Told) -> tuple[tuple[int, ...] | None, int]:
     if not ends:
         return None, chunks
     share = (layers + ends) // (pp * chunks)
-    sizes = [share] * (pp * chunks)
-    sizes[0] -= int(told.count_embedding)
-    sizes[-1] -= int(told.count_loss)
-    return tuple(sizes), chunks
+    each = [share] * (pp * chunks)
+    each[0] -= int(told.count_embedding)
+    each[-1] -= int(told.count_loss)
+    return tuple(each), chunks
 
 
 def _with_ends(told: Told, layers: int, chunks: int) -> tuple[int, ...]:

@@ -37,12 +37,12 @@ def _chunks(told: Told) -> int:
         return max(1, len(stage_layers(told.stage_layout)) // told.pp)
     if told.virtual_layers and told.num_layers:
         ends = int(told.count_embedding) + int(told.count_loss)
-        return max(1, (told.num_layers + ends) // told.pp // told.virtual_layers)
-    return told.virtual_stages or 1
+        return int(max(1, (told.num_layers + ends) // told.pp // told.virtual_layers))
+    return int(told.virtual_stages or 1)
 
 
 def _microbatches(told: Told) -> int:
-    batch = told.global_batch or (told.micro_batch or 1) * replicas(told)
+    batch = int(told.global_batch or (told.micro_batch or 1) * replicas(told))
     return max(1, batch // ((told.micro_batch or 1) * replicas(told)))
 
 
@@ -132,8 +132,8 @@ def one_way_of_virtual_stages(told: Told) -> Iterator[Broken]:
 
 @RULES.fails(ARGUMENTS)
 def layers_divide_by_stages(told: Told) -> Iterator[Broken]:
-    """Without a layout or first and last numbers, the layers divide by the stages. (Releases before
-    2025 dropped the rest and trained a smaller model: Megatron-LM#1304.)
+    """Without a layout or first and last numbers, the layers divide by the stages (releases before
+    2025 dropped the rest and trained a smaller model: Megatron-LM#1304).
     """
     uneven = told.stage_layout or told.first_layers or told.last_layers
     if told.num_layers is None or uneven:
@@ -179,8 +179,8 @@ def cut_flags_exclude_one_another(told: Told) -> Iterator[Broken]:
 
 @RULES.fails("core/transformer/pipeline_parallel_layer_layout.py")
 def layout_is_whole(told: Told) -> Iterator[Broken]:
-    """A layout begins with the one E, ends with the one L, has as many t as the model has layers,
-    and as many stages as a multiple of pp.
+    """A layout begins with its one E, ends with its one L, has a t for each layer of the model, and
+    a number of stages that divides by pp.
     """
     if not told.stage_layout:
         return

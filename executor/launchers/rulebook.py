@@ -43,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule that does not hold. ``fails``: the job would not run; else it would silently differ."""
+    """A rule that does not hold. ``fails``: the job would not run; else it silently differs."""
 
     rule: Rule
     where: str

@@ -205,7 +205,7 @@ class _Shell:
 
     def _texts(self, word: Word, *, split: bool = True) -> list[str]:
         texts, whole = [""], bool(word.parts)
-        if all(part.whole or not (part.name or part.text) for part in word.parts):
+        if all((part.whole and part.quoted) or not (part.name or part.text) for part in word.parts):
             return [text for part in word.parts if part.name for text in self._value(part)]
         for part in word.parts:
             value = self._value(part)
@@ -227,6 +227,9 @@ class _Shell:
             return [self._arithmetic(part.text)]
         if part.name == "$":
             return [_unknown(f"$({part.text.strip()[:40]})")]
+        return self._variable(part)
+
+    def _variable(self, part: Part) -> list[str]:
         value = self.values.get(part.name, [])
         if part.operator.endswith("+"):
             return self._default(part) if any(value) else [""]
@@ -283,31 +286,26 @@ _COMPARE: Final[dict[str, Callable[[str, str], bool]]] = {
     "=": operator.eq,
     "==": operator.eq,
     "!=": operator.ne,
-    **{
-        name: lambda a, b, how=how: how(int(a), int(b))
-        for name, how in {
-            "-eq": operator.eq,
-            "-ne": operator.ne,
-            "-gt": operator.gt,
-            "-ge": operator.ge,
-            "-lt": operator.lt,
-            "-le": operator.le,
-        }.items()
-    },
+}
+_COMPARE_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
 }
 
 
 def _test(texts: list[str]) -> bool | None:
     match texts:
-        case ["-z", value]:
-            return value == ""
-        case ["-n", value]:
-            return value != ""
+        case ["-z" | "-n" as kind, value]:
+            return (value == "") is (kind == "-z")
         case [left, comparison, right] if comparison in _COMPARE:
-            try:
-                return _COMPARE[comparison](left, right)
-            except ValueError:
-                return None
+            return _COMPARE[comparison](left, right)
+        case [left, comparison, right] if comparison in _COMPARE_NUMBERS:
+            if left.isdigit() and right.isdigit():
+                return _COMPARE_NUMBERS[comparison](int(left), int(right))
     return None
 
 

@@ -147,22 +147,22 @@ class _Lexer:
                 if parts and parts[-1].text.endswith("="):
                     return Word(line, column, _joined(parts), self._items())
                 break
-            elif char == "\\":
-                self._next()
-                parts.append(Part(self._next(), quoted=True))
-            elif char == "'":
-                self._next()
-                parts.append(Part(self._until("'"), quoted=True))
-            elif char == '"':
-                self._next()
-                parts += self._double_quoted()
-            elif char in "$`":
-                parts.append(self._variable(quoted=False))
             else:
-                parts.append(Part(self._next()))
+                parts += self._piece(char)
         if not parts:
             parts.append(Part(self._next()))
         return Word(line, column, _joined(parts))
+
+    def _piece(self, char: str) -> list[Part]:
+        """What begins with ``char`` inside a word."""
+        if char in "$`":
+            return [self._variable(quoted=False)]
+        self._next()
+        if char == "\\":
+            return [Part(self._next(), quoted=True)]
+        if char == "'":
+            return [Part(self._until("'"), quoted=True)]
+        return self._double_quoted() if char == '"' else [Part(char)]
 
     def _items(self) -> tuple[Word, ...]:
         self._next()
@@ -211,17 +211,21 @@ class _Lexer:
             return Part(self._balanced("(", ")"), name="$", quoted=quoted)
         if self._starts("{"):
             self._next()
-            inner = self._balanced("{", "}")
-            match = _BRACED.fullmatch(inner)
-            if match is None:
-                return Part(inner, name="$", quoted=quoted)
-            name, whole, operator, default = match.groups()
-            return Part("", name, operator or "", default or "", quoted, bool(whole))
+            return self._braced(quoted=quoted)
         match = _NAME.match(self.text, self.at)
         if match is None:
             return Part("$", quoted=quoted)
         self._next(len(match[0]))
         return Part("", match[0], quoted=quoted, whole=match[0] in "@*")
+
+    def _braced(self, *, quoted: bool) -> Part:
+        """``NAME}``, ``NAME[@]}``, ``NAME:-default}``; other operators give what is not known."""
+        inner = self._balanced("{", "}")
+        match = _BRACED.fullmatch(inner)
+        if match is None:
+            return Part(inner, name="$", quoted=quoted)
+        name, whole, operator, default = match.groups()
+        return Part("", name, operator or "", default or "", quoted, bool(whole))
 
     def _balanced(self, opening: str, closing: str) -> str:
         """The text up to the closing bracket that belongs to an opening one already read."""

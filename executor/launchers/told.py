@@ -52,9 +52,9 @@ class Told:
     """The facts that a launcher was told. ``told.tp`` is what was given, or the usual.
 
     ``started``: the processes that a launch line starts, where it says so. ``compute_capability``
-    of the GPUs, 10 from Blackwell on. ``places`` say where each fact was given. ``unknown`` keys are in no table; ``unmodelled`` ones
-    are known and have a bearing that no estimate has; ``model_facts`` stand in for what the
-    launcher was not told about the model.
+    of the GPUs, 10 from Blackwell on. ``places`` say where each fact was given. ``unknown`` keys
+    are in no table; ``unmodelled`` ones are known and have a bearing that no estimate has;
+    ``model_facts`` stand in for what the launcher was not told about the model.
     """
 
     launcher: str
@@ -97,8 +97,11 @@ class Told:
 
 # Facts of the model, which many launchers leave to the model's own code.
 _OF_NO_KEY: Final = frozenset(
-    "num_layers hidden ffn heads kv_heads expert_ffn num_experts vocab seq_len cp ep expert_tp pp "
-    "tied global_batch sequence_parallel latent".split()
+    [
+        *("num_layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "tied", "latent"),
+        *("num_experts", "expert_ffn", "seq_len", "global_batch", "sequence_parallel"),
+        *("cp", "ep", "expert_tp", "pp"),
+    ]
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
@@ -284,7 +285,7 @@ def _hear_cut(told: Told) -> tuple[tuple[int, ...] | None, int]:
     if told.split_points and told.num_layers:
         points = [int(str(each).rpartition(".")[2]) for each in told.split_points]
         bounds = [0, *points, told.num_layers]
-        sizes = tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+        sizes = tuple(b - a for a, b in pairwise(bounds))
         return sizes, max(1, len(sizes) // told.pp)
     chunks = 1 if told.pp_schedule.lower() in [name.lower() for name in ONE_STAGE] else 2
     if told.num_layers is None:
@@ -401,7 +402,7 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
 
 
 def _spellings(names: Iterable[str]) -> set[str]:
-    """tyro takes hyphens for underscores, and ``no_`` before the name of a switch."""
+    """Tyro takes hyphens for underscores, and ``no_`` before the name of a switch."""
     found = set(names)
     for name in names:
         section, _, plain = name.rpartition(".")

@@ -28,8 +28,9 @@ RULES = Rulebook(*common.HEADS, *common.WIDTHS, *common.SEQUENCE)
 
 
 def _shard(told: Told) -> int:
-    inner = told.dp_replicate * told.cp * told.tp * told.pp
-    return told.dp_shard if told.dp_shard > 0 else max(1, told.num_gpus // inner)
+    inner: int = told.dp_replicate * told.cp * told.tp * told.pp
+    stated: int = told.dp_shard
+    return stated if stated > 0 else max(1, told.num_gpus // inner)
 
 
 @RULES.fails(DIMS)

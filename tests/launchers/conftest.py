@@ -6,16 +6,16 @@ import subprocess
 import pytest
 
 PLACEHOLDERS = {
-    name: "set"
-    for name in (
-        "TOKENIZER_MODEL DATA_PATH MEGATRON_LM MEGATRON_BRIDGE RECIPE MODULE CONFIG TRAIN HEAD "
-        "SLURM_NODEID"
-    ).split()
-} | {"TRAIN_ITERS": "10", "LR": "1e-4", "SLURM_NODEID": "0"}
+    **dict.fromkeys(("TOKENIZER_MODEL", "DATA_PATH", "MEGATRON_LM", "MEGATRON_BRIDGE"), "set"),
+    **dict.fromkeys(("RECIPE", "MODULE", "CONFIG", "TRAIN", "HEAD"), "set"),
+    "SLURM_NODEID": "0",
+    "TRAIN_ITERS": "10",
+    "LR": "1e-4",
+}
 
 
 @pytest.fixture
-def shell_array(tmp_path):
+def shell_array():
     """The words of an array that a script of a folder sets, as bash itself reads them."""
 
     def words(folder, script, name):

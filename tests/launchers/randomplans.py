@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
 from executor.launchers.job import FULL, first_of_chunks
@@ -93,7 +94,7 @@ def _recut(setup, rules, inputs, random_source):
     blocks = inputs.model.num_blocks
     cuts = sorted(random_source.sample(range(1, blocks), count - 1))
     bounds = [0, *cuts, blocks]
-    return replace(setup, blocks=tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False)))
+    return replace(setup, blocks=tuple(b - a for a, b in pairwise(bounds)))
 
 
 def _recomputed(setup, rules, inputs, random_source, candidate):
