@@ -198,6 +198,7 @@ def _settle(told: Told) -> None:
         told.given["bf16_grads"] = True
     if told.says("groups"):
         told.given["grouped_queries"] = True
+    told.given["kv_heads"] = told.groups if told.grouped_queries else told.heads
     if told.seq_len is None and told.model_seq_len:
         told.given["seq_len"] = told.model_seq_len
     unsaid = [fact for fact in STATED if not told.says(fact)]

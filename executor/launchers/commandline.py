@@ -53,7 +53,8 @@ class Source:
         first = next((w for w in text.split("\n") if w.strip() and not w.startswith("#")), "")
         if first.lstrip().startswith("-"):  # arguments, on as many lines as they like
             joined = re.sub(r"(?m)^\s*#.*$", "", text).replace("\\\n", "\n").replace("\n", " \\\n")
-            return commands_of_text(joined.rstrip(" \\\n"), self.values, where=self.where)
+            plain = joined.rstrip(" \\\n")
+            return commands_of_text(plain, self.values, where=self.where, operators=False)
         if self.is_file:
             return commands_of_file(self.given, self.values)
         return commands_of_text(text, self.values, where=self.where)

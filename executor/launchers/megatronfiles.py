@@ -134,6 +134,7 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         known=known_flags(),
     )
     told.started = started
+    told.given["kv_heads"] = told.groups if told.grouped_queries else told.heads
     if told.fp8_hybrid or told.fp8_e4m3:
         told.given["fp8"] = "hybrid" if told.fp8_hybrid else "e4m3"
     return told

@@ -34,7 +34,8 @@ RULES = Rulebook(*common.REPLICATED_HEADS, *common.WIDTHS, *common.SEQUENCE, *co
 def _chunks(told: Told) -> int:
     """Virtual stages of a rank, 1 without."""
     if told.stage_layout:
-        return max(1, len(stage_layers(told.stage_layout)) // told.pp)
+        stages: int = len(stage_layers(told.stage_layout))
+        return int(max(1, stages // told.pp))
     if told.virtual_layers and told.num_layers:
         ends = int(told.count_embedding) + int(told.count_loss)
         return int(max(1, (told.num_layers + ends) // told.pp // told.virtual_layers))
@@ -238,7 +239,7 @@ def layers_divide_by_virtual_stages(told: Told) -> Iterator[Broken]:
             yield Broken(fact, message, nearest_legal(chunks, divisors(size)))
 
 
-@RULES.trap(SCHEDULES)
+@RULES.fails(SCHEDULES)
 def enough_microbatches_for_virtual_stages(told: Told) -> Iterator[Broken]:
     """With virtual stages there are at least as many micro-batches as a group holds (pp), and the
     last group is whole or at least pp. The parser accepts anything; the first step fails.

@@ -59,9 +59,13 @@ def commands_of_file(path: str, values: Mapping[str, str]) -> list[Command]:
     return _Shell(path, values).run(yamlfile.read_text(path))
 
 
-def commands_of_text(text: str, values: Mapping[str, str], *, where: str) -> list[Command]:
-    """The commands of a text; ``where`` is what places call it."""
-    return _Shell(where, values).run(text)
+def commands_of_text(
+    text: str, values: Mapping[str, str], *, where: str, operators: bool = True
+) -> list[Command]:
+    """The commands of a text; ``where`` is what places call it. Without ``operators`` it is a list
+    of arguments.
+    """
+    return _Shell(where, values).run(text, operators=operators)
 
 
 @dataclass(slots=True)
@@ -74,13 +78,13 @@ class _Shell:
     loops: int = 0
     found: list[Command] = field(default_factory=list)
 
-    def run(self, text: str) -> list[Command]:
+    def run(self, text: str, *, operators: bool = True) -> list[Command]:
         self.values = {name: [value] for name, value in self.given.items()}
-        self._run(text)
+        self._run(text, operators=operators)
         return self.found
 
-    def _run(self, text: str) -> None:
-        for statement in statements(text):
+    def _run(self, text: str, *, operators: bool = True) -> None:
+        for statement in statements(text, operators=operators):
             words = self._past_control(statement)
             if words:
                 self._command(words)

@@ -63,13 +63,18 @@ class Statement:
     end: str = ""
 
 
-def statements(text: str) -> list[Statement]:
-    """The commands of a text in order."""
-    return _Lexer(text).statements()
+def statements(text: str, *, operators: bool = True) -> list[Statement]:
+    """The commands of a text in order. Without ``operators`` the text is one list of words, in
+    which ``|``, ``;``, ``&`` and brackets are letters like others.
+    """
+    return _Lexer(text, operators=operators).statements()
 
 
 class _Lexer:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, operators: bool) -> None:
+        self.operators = _OPERATORS if operators else ()
+        self.ends = " \t\n;|&)" if operators else " \t\n"
+        self.brackets = "()" if operators else ""
         self.text, self.at = text.replace("\r\n", "\n"), 0
         self.line, self.line_start = 1, 0
 
@@ -108,7 +113,7 @@ class _Lexer:
             if self.at >= len(self.text):
                 found.append(current)
                 return [each for each in found if each.words]
-            operator = next((each for each in _OPERATORS if self._starts(each)), "")
+            operator = next((each for each in self.operators if self._starts(each)), "")
             if self._starts("\n") or operator:
                 current.end = self._next(len(operator) or 1)
                 found.append(current)
@@ -116,7 +121,7 @@ class _Lexer:
                 if current.end == "" and heredoc:
                     self._skip_heredoc(heredoc)
                     heredoc = ""
-            elif self.text[self.at] in "()":
+            elif self.text[self.at] in self.brackets:
                 self._next()
             elif match := re.compile(r"<<-?\s*['\"]?(\w+)['\"]?").match(self.text, self.at):
                 heredoc = match[1]
@@ -141,9 +146,9 @@ class _Lexer:
             char = self.text[self.at]
             if self._starts("\\\n"):
                 self._next(2)
-            elif char in " \t\n;|&)":
+            elif char in self.ends:
                 break
-            elif char == "(":
+            elif char in self.brackets:
                 if parts and parts[-1].text.endswith("="):
                     return Word(line, column, _joined(parts), self._items())
                 break
