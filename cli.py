@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+import executor
 import planner
 import profiles
 import reports
+from executor.launchers.registry import NAMES as LAUNCHED
 from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
@@ -31,6 +33,7 @@ __all__ = ["main"]
 Command: TypeAlias = "Callable[..., Any]"
 Decorator: TypeAlias = "Callable[[Command], Command]"
 
+EXPORTS: Final = (*LAUNCHED, "trace")
 TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
 
 
@@ -96,7 +99,7 @@ class Parplan(click.Group):
 
 def _unknown(kind: str, name: str, known: Any) -> Problem:
     return Problem(
-        where={"command": "parplan", "--launcher": kind}.get(kind, f"parplan {kind}"),
+        where={"command": "parplan"}.get(kind, kind if kind[:2] == "--" else f"parplan {kind}"),
         message=f"there is no {kind.removeprefix('--')} {name!r}",
         expected=f"one of {', '.join(known)}",
         hint=nearest(name, known),
@@ -459,25 +462,132 @@ def catalog(shelf: Any, form: str) -> None:
         _print(reports.catalog_report(entries))
 
 
+class Quoted(click.Command):
+    """A command to which arguments of another program may be given as one word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A word with blanks in it is no option, though it begins like one."""
+        words = [word for word in args if word.startswith("-") and " " in word.strip()]
+        if not words:
+            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [*(w for w in args if w not in words), "--", *words])
+
+
+def _launched(command: Command) -> Command:
+    """Options of commands that read what a launcher was told."""
+    options = (
+        click.option("--model", help="Where the launcher was not told it."),
+        click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
+        click.option("--launcher-version", metavar="VERSION", help="Where its keys have changed."),
+        click.option("--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable."),
+        click.option("--line", type=TYPES[Kind.COUNT], help="Line of the launch line to read."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _asked_of_launcher(flags: dict[str, Any]) -> executor.Asked:
+    """How to read what a launcher was told."""
+    wrong = [text for text in flags["values"] if "=" not in text]
+    if wrong:
+        raise InputError(Problem(where="--set", message=repr(wrong[0]), expected="NAME=VALUE"))
+    return executor.Asked(
+        version=flags["launcher_version"],
+        vocab=flags.get("vocab_size"),
+        values=dict(text.split("=", 1) for text in flags["values"]),
+        **{name: flags[name] for name in ("model", "num_gpus", "line")},
+    )
+
+
 @main.command()
 @click.argument("plan_file", metavar="PLAN")
-@click.option(
-    "--to", required=True, type=click.Choice(["trace"]),
-    help="trace: one step for the viewers of Chrome and Perfetto.",
-)  # fmt: skip
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
-def export(plan_file: str, to: str, output: str, *, force: bool) -> None:
-    """Turn a plan file into what other programs read."""
+@click.option("--to", required=True, metavar="NAME", help=f"{', '.join(EXPORTS)}.")
+@click.option("--launcher-version", metavar="VERSION", help="Where a launcher's keys have changed.")
+@click.option("-o", "--output", metavar="DIR|FILE", default="-", help="Where to; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite what is there.")
+def export(plan_file: str, to: str, output: str, *, launcher_version: str, force: bool) -> None:
+    """Turn a plan file into the files of a launcher, or into a trace of one step (a FILE).
+
+    Exit code 1: the launcher cannot express the plan.
+    """
+    if to not in EXPORTS:
+        raise InputError(_unknown("--to", to, EXPORTS))
+    if to == "trace":
+        _export_trace(plan_file, output, force=force)
+        return
+    made = executor.export_plan(plan_file, to, version=launcher_version)
+    for note in made.notes:
+        click.echo(f"note: {note}", err=True)
+    if output == "-":
+        for name, text in made.files.items():
+            click.echo(f"==> {name} <==\n{text}")
+        return
+    for path in executor.save_files(made.files, output, force=force):
+        click.echo(f"written: {path}", err=True)
+    click.echo(f"start: sbatch {output}/job.sbatch, or on each node: bash {output}/launch.sh")
+
+
+def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
     if output != "-":
         profiles.refuse_to_overwrite(output, force=force)
-    exporters = {"trace": reports.trace_answer}
-    text = reports.json_text(exporters[to](planner.load_plan(plan_file)))
+    text = reports.json_text(reports.trace_answer(planner.load_plan(plan_file)))
     if output == "-":
         click.echo(text)
     else:
         profiles.save_text(text + "\n", output, force=force)
         click.echo(f"written: {output}", err=True)
+
+
+@main.command("import", cls=Quoted)
+@click.argument("source", metavar="FILE|ARGS")
+@click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
+@click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
+@_launched
+@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1])
+@click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def import_job(source: str, name: str, **flags: Any) -> None:
+    """Read what a launcher runs today into a plan file, for estimate, explain and the others."""
+    output, force = flags["output"], flags["force"]
+    if output != "-":
+        profiles.refuse_to_overwrite(output, force=force)
+    if not flags["cluster"]:
+        raise InputError(Problem(where="--cluster", message="is missing"))
+    found = executor.import_job(
+        source,
+        name,
+        cluster=flags["cluster"],
+        asked=_asked_of_launcher(flags),
+        overrides={field: flags.get(field) for field in TRAINING},
+        **{key: flags[key] for key in ("training", "stack", "calibration")},
+    )
+    for note in (*found.remarks, *found.inputs.notes):
+        click.echo(f"note: {note}", err=True)
+    if output == "-":
+        click.echo(executor.import_text(found, name), nl=False)
+    else:
+        written = executor.save_import(found, name, output, force=force)
+        click.echo("".join(f"written: {path}\n" for path in written), err=True, nl=False)
+
+
+@main.command(cls=Quoted)
+@click.argument("source", metavar="FILE|ARGS")
+@click.option("--launcher", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
+@_launched
+@_format()
+@click.pass_context
+def check(ctx: click.Context, /, source: str, name: str, form: str, **flags: Any) -> None:
+    """Say what of a launcher's arguments would fail, or would not do what they say.
+
+    Exit code 1: the job would fail.
+    """
+    checked = executor.check_arguments(source, name, _asked_of_launcher(flags))
+    if form == "json":
+        _print_json(checked.answer)
+    else:
+        _print(reports.check_report(checked.answer))
+    ctx.exit(int(ExitCode.NO if checked.fails else ExitCode.YES))
 
 
 @main.command()

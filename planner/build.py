@@ -336,6 +336,12 @@ class CandidateProblem:
         return 1.0 if self.schedule.returns_whole else self._forward_part
 
     @property
+    def is_block(self) -> list[bool]:
+        """Of each layer of the chain, whether it carries a number: all but embedding and head."""
+        ends = Embedding | Head
+        return [not isinstance(self.classes[c], ends) for c in self.problem.chain]
+
+    @property
     def moves_blocks(self) -> bool:
         """Whether a stage does not hold what the cut gave it, as with unequal blocks in several
         chunks: then only the mean of the stages is certain.

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from planner.problem import SearchProblem, Solution
 
-__all__ = ["StageSolver", "best_cuts"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["StageSolver", "best_cuts", "even_cuts"]
 
 INFINITE = 1 << 62
 
@@ -72,6 +75,23 @@ def best_cuts(
         states = {stop: _front(found) for stop, found in reached.items() if found}
     solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
+
+
+def even_cuts(
+    problem: SearchProblem, solver: StageSolver, is_block: Sequence[bool]
+) -> list[Solution]:
+    """The cut into stages of equally many blocks as a list of one; empty if it does not fit.
+
+    ``is_block`` tells of each layer of the chain whether it is one; the others stay at its ends.
+    """
+    blocks = [position for position, block in enumerate(is_block) if block]
+    share = len(blocks) // problem.num_stages
+    starts = (0, *(blocks[stage * share] for stage in range(1, problem.num_stages)))
+    stops = (*starts[1:], len(problem.chain))
+    for stage, (first, stop) in enumerate(zip(starts, stops, strict=True)):
+        if solver.time_ns(stage, first, stop) is None:
+            return []
+    return [_solution(problem, solver, starts)]
 
 
 def _front(states: list[State]) -> list[State]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from costmodel.context import CostContext
 from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.errors import InputError, Problem
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from costmodel.context import CostContext
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
@@ -46,6 +46,8 @@ class Inputs:
     @cached_property
     def context(self) -> CostContext:
         """What estimates are asked of; it remembers costs."""
+        from costmodel.context import CostContext  # noqa: PLC0415 - imports numpy, slowly
+
         return CostContext(self.model, self.cluster, self.training, self.calibration)
 
     def with_training(self, **changes: Any) -> Inputs:
@@ -54,9 +56,10 @@ class Inputs:
 
 
 def load_inputs(
-    model: str,
+    model: str | ModelSpec,
     cluster: str,
     *,
+    model_ref: str | None = None,
     training: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     stack: str | None = None,
@@ -65,7 +68,8 @@ def load_inputs(
 ) -> Inputs:
     """The inputs that references name. Raises ``InputError`` with the problems of all of them.
 
-    ``training`` is a file, ``overrides`` win over it; without a file, sizes have defaults.
+    ``training`` is a file, ``overrides`` win over it; without a file, sizes have defaults. A model
+    that was read already may be given itself, with ``model_ref`` for the plan file.
     ``open_ended``: a cluster that is only a device or a node stands for as many as are needed.
     """
     if open_ended:
@@ -83,7 +87,9 @@ def load_inputs(
             problems.extend(error.problems)
             return None
 
-    read_model = attempt(lambda: load_model(model, where="--model"))
+    read_model = attempt(
+        lambda: load_model(model, where="--model") if isinstance(model, str) else model
+    )
     read_cluster = attempt(lambda: load_cluster(cluster, where="--cluster"))
     run = attempt(lambda: load_training(training, given))
     found = None
@@ -96,7 +102,7 @@ def load_inputs(
         cluster=read_cluster,
         training=run,
         calibration=found[0],
-        model_ref=model,
+        model_ref=model if isinstance(model, str) else model_ref or model.name,
         cluster_ref=cluster,
         calibration_ref=None if calibration is None else str(calibration),
         stack=stack,

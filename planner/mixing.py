@@ -82,6 +82,8 @@ def _mixed(
         answer = nested.solve(mixed.problem, incumbent=incumbent, gap=NEAR, time_limit_s=MOST_S)
         if answer.solution is None or answer.solution == incumbent:
             return None
+        if not space.rules.empty_stages and not all(answer.solution.stage_blocks(base.is_block)):
+            return None
         layout = mixed.layout(answer.solution)
         cost = LayoutCost(context, layout)
         if cost.fit_probability >= min_fit:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from costmodel.estimate import estimate
 from planner.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ class Plan:
 
 def plan_of(inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = 0.9) -> Plan:
     """The plan of a layout that nobody searched for."""
+    from costmodel.estimate import estimate  # noqa: PLC0415 - imports numpy, slowly
+
     bound = inputs.with_training(micro_batch=layout.micro_batch)
     own = estimate(bound.context, layout, min_fit=min_fit)
     return Plan(inputs=bound, layout=layout, estimate=own, launcher=launcher, min_fit=min_fit)

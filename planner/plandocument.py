@@ -14,8 +14,9 @@ from profiles.outputfile import save_text
 from profiles.reference import kept_ref
 
 if TYPE_CHECKING:
-    from costmodel.layout import Chunk, Mesh, Recompute, Strategy
+    from costmodel.layout import Chunk, Layout, Mesh, Recompute, Strategy
     from planner.choices import Restrictions
+    from planner.inputs import Inputs
     from planner.plan import Plan, SearchFacts
     from profiles.model import ModelSpec
 
@@ -23,6 +24,7 @@ __all__ = [
     "KIND",
     "SCHEMA_VERSION",
     "compact_ranks",
+    "layout_text",
     "plan_document",
     "plan_text",
     "restrictions_document",
@@ -40,9 +42,17 @@ def plan_document(plan: Plan, *, folder: str | Path = ".") -> dict[str, Any]:
     """The plan as plain data, in the order of the file. ``folder`` is where the file will stand:
     paths of inputs are said relative to it.
     """
-    inputs, layout = plan.inputs, plan.layout
+    document = _choices(plan.inputs, plan.layout, plan.launcher, folder)
+    document["estimate"] = _estimate(plan)
+    if plan.search is not None:
+        document["search"] = _search(plan.search, plan.min_fit)
+    return document
+
+
+def _choices(inputs: Inputs, layout: Layout, launcher: str, folder: str | Path) -> dict[str, Any]:
+    """What a plan file says of inputs and layout."""
     names = {strategy: _letters(n) for n, strategy in enumerate(layout.strategies)}
-    document = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
         "model": {
@@ -58,9 +68,9 @@ def plan_document(plan: Plan, *, folder: str | Path = ".") -> dict[str, Any]:
             "used_gpus": layout.mesh.num_ranks,
             "sha256": fingerprint(inputs.cluster),
         },
-        "training": _training(plan),
-        "calibration": _calibration(plan, folder),
-        "launcher": plan.launcher,
+        "training": _training(inputs, layout),
+        "calibration": _calibration(inputs, folder),
+        "launcher": launcher,
         "rank_order": [axis.value for axis in layout.mesh.order],
         "pipeline": {
             "num_stages": layout.num_stages,
@@ -70,17 +80,24 @@ def plan_document(plan: Plan, *, folder: str | Path = ".") -> dict[str, Any]:
         },
         "chunks": [_chunk(inputs.model, layout.mesh, each, names) for each in layout.chunks],
         "strategies": {name: _strategy(strategy) for strategy, name in names.items()},
-        "estimate": _estimate(plan),
     }
-    if plan.search is not None:
-        document["search"] = _search(plan.search, plan.min_fit)
-    return document
 
 
 def plan_text(plan: Plan, *, folder: str | Path = ".") -> str:
     """The plan file. The same plan gives the same bytes."""
+    return _text(plan_document(plan, folder=folder))
+
+
+def layout_text(
+    inputs: Inputs, layout: Layout, *, launcher: str = "any", folder: str | Path = "."
+) -> str:
+    """The plan file of a layout that nobody has estimated yet."""
+    return _text(_choices(inputs, layout, launcher, folder))
+
+
+def _text(document: dict[str, Any]) -> str:
     lines = []
-    for key, value in plan_document(plan, folder=folder).items():
+    for key, value in document.items():
         if key == "chunks":
             lines += [f"{key}:", *(f"  - {_flow(each)}" for each in value)]
         elif key in ("strategies", "search"):
@@ -123,12 +140,12 @@ def _letters(number: int) -> str:
     return text
 
 
-def _training(plan: Plan) -> dict[str, Any]:
-    training = plan.inputs.training
+def _training(inputs: Inputs, layout: Layout) -> dict[str, Any]:
+    training = inputs.training
     return {
         "global_batch": training.global_batch,
         "seq_len": training.seq_len,
-        "micro_batch": plan.layout.micro_batch,
+        "micro_batch": layout.micro_batch,
         "precision": training.precision.value,
         "optimizer": training.optimizer.value,
         "grad_dtype": training.grad_dtype.value,
@@ -137,8 +154,7 @@ def _training(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _calibration(plan: Plan, folder: str | Path) -> dict[str, Any]:
-    inputs = plan.inputs
+def _calibration(inputs: Inputs, folder: str | Path) -> dict[str, Any]:
     part: dict[str, Any] = {"name": inputs.calibration.name}
     if inputs.calibration_ref is not None:
         part["ref"] = kept_ref(inputs.calibration_ref, folder)

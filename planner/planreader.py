@@ -27,11 +27,12 @@ from profiles.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from costmodel.layout import Layout
     from planner.plan import Plan
     from planner.planfile import SearchPart
     from profiles.yamlfile import Document, Mark, Place
 
-__all__ = ["load_plan", "plan_in"]
+__all__ = ["load_layout", "load_plan", "plan_in"]
 
 USUAL_FIT: Final = 0.9
 ROUNDING: Final = 2e-5
@@ -45,8 +46,25 @@ def load_plan(path: str | Path, *, min_fit: float | None = None) -> Plan:
     return plan_in(yamlfile.read(path), folder=Path(path).parent, min_fit=min_fit)
 
 
+def load_layout(path: str | Path) -> tuple[Inputs, Layout]:
+    """The inputs and the layout of a plan file, without its costs. Raises as ``load_plan``."""
+    _, inputs, layout, _ = _read(yamlfile.read(path), Path(path).parent)
+    return inputs.with_training(micro_batch=layout.micro_batch), layout
+
+
 def plan_in(document: Document, *, folder: str | Path = ".", min_fit: float | None = None) -> Plan:
     """The plan in a document whose references are relative to ``folder``."""
+    file, inputs, layout, facts = _read(document, folder)
+    if min_fit is None:
+        min_fit = USUAL_FIT if file.search is None else file.search.space.min_fit
+    plan = plan_of(inputs, layout, launcher=file.launcher, min_fit=min_fit)
+    return replace(plan, search=facts, remarks=_remarks(file, plan))
+
+
+def _read(
+    document: Document, folder: str | Path
+) -> tuple[PlanFile, Inputs, Layout, SearchFacts | None]:
+    """What stands in a document, checked. Raises ``InputError`` with every problem."""
     _refuse_other_kinds(document)
     file = validate(document, PlanFile)
     problems: list[tuple[Mark, Problem]] = []
@@ -66,10 +84,7 @@ def plan_in(document: Document, *, folder: str | Path = ".", min_fit: float | No
     document.raise_problems(problems)
     assert inputs is not None
     assert layout is not None
-    if min_fit is None:
-        min_fit = USUAL_FIT if file.search is None else file.search.space.min_fit
-    plan = plan_of(inputs, layout, launcher=file.launcher, min_fit=min_fit)
-    return replace(plan, search=facts, remarks=_remarks(file, plan))
+    return file, inputs, layout, facts
 
 
 def _refuse_other_kinds(document: Document) -> None:

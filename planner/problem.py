@@ -20,7 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Bounded", "Edge", "SearchProblem", "Solution"]
 
@@ -167,6 +170,11 @@ class Solution:
     strategies: tuple[int, ...]
     stage_times_ns: tuple[int, ...]
     objective_ns: int
+
+    def stage_blocks(self, is_block: Sequence[bool]) -> list[int]:
+        """Blocks of each stage; ``is_block`` tells of each layer whether it is one."""
+        stops = (*self.starts[1:], len(is_block))
+        return [sum(is_block[a:b]) for a, b in zip(self.starts, stops, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,10 @@ from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem, build_layout
 from planner.choices import Candidate, Degrees, Grid
 from planner.closed_form import CountingStages
-from planner.cuts import best_cuts
+from planner.cuts import best_cuts, even_cuts
 from planner.dp import LayerwiseStages
 from planner.exhaust import every_better_cut, num_layouts
 from planner.pathbound import PathBounds
-from planner.space import SearchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from planner.bounds import Relaxed
     from planner.cuts import StageSolver
     from planner.problem import SearchProblem, Solution
+    from planner.space import SearchSpace
 
 __all__ = ["SOLVERS", "Finalist", "SearchResult", "search"]
 
@@ -305,13 +305,24 @@ class _Run:
         """
         array = problem.problem
         solver = self.solver(array)
+        if not self.space.rules.uneven_stages:
+            return even_cuts(array, solver, problem.is_block)
         for slack in SLACKS:
             limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
             found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
+            found = [cut for cut in found if self._may_cut(problem, cut)]
             if found or limit == worth_s:
                 return found
         return []
+
+    def _may_cut(self, problem: CandidateProblem, cut: Solution) -> bool:
+        """Whether the launcher can have stages of these sizes."""
+        rules = self.space.rules
+        if rules.uneven_stages and rules.empty_stages:
+            return True
+        blocks = cut.stage_blocks(problem.is_block)
+        return min(blocks) > 0 and (rules.uneven_stages or len(set(blocks)) == 1)
 
     def _simulate(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The exact estimate of a cut. Where the solver's memory was too hopeful (chunks of
@@ -352,7 +363,8 @@ class _Run:
             if layouts > EXHAUSTED_LAYOUTS:
                 return
         for bound, problem in undecided:
-            for cut in every_better_cut(problem, self.best_s):
+            better = every_better_cut(problem, self.best_s)
+            for cut in (each for each in better if self._may_cut(problem, each)):
                 if should_stop():
                     return
                 finalist = self._finalist(problem, cut)

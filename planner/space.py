@@ -59,6 +59,7 @@ class SearchSpace:
             cluster.num_gpus, self.restrictions.at_most.get("gpus", cluster.num_gpus)
         )
         self.refused: Counter[str] = Counter()
+        self._refuses = self.rules.refuses
         self._found_schedules: dict[Pipeline, tuple[tuple[str, int], ...]] = {}
         self._found_runnable: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._found_shardings: dict[object, tuple[tuple[int, int], ...]] = {}
@@ -80,6 +81,7 @@ class SearchSpace:
         """
         for tp, cp in product(self.tp_degrees(), self.cp_degrees()):
             sequence_parallel = tp > 1 and self.sequence_splits(tp, cp)
+            sequence_parallel &= True in self.rules.sequence_parallel
             if not self.restrictions.allows("sequence_parallel", sequence_parallel):
                 sequence_parallel = False
                 if not self.restrictions.allows("sequence_parallel", sequence_parallel):
@@ -321,7 +323,23 @@ class SearchSpace:
         families = self.recompute_families(splits=SCHEDULES[degrees.schedule].splits)
         orders = self._orders(degrees)
         for (zero, group), order, family in product(self._shardings(degrees), orders, families):
-            yield Candidate(degrees, zero, group, order, family)
+            candidate = Candidate(degrees, zero, group, order, family)
+            if not self._refuses or self._expressible(candidate):
+                yield candidate
+
+    def _expressible(self, candidate: Candidate) -> bool:
+        """Whether the launcher can express a candidate; what it cannot is counted."""
+        refusals = self.rules.refusals(
+            candidate.mesh,
+            candidate.strategy(),
+            candidate.recomputes,
+            schedule=candidate.degrees.schedule,
+            microbatches=candidate.microbatches(self.training),
+        )
+        choice, _ = next(refusals, ("", ""))
+        if choice:
+            self.refused[f"{choice} that {self.rules.name} cannot express"] += 1
+        return not choice
 
     def _shardings(self, degrees: Degrees) -> tuple[tuple[int, int], ...]:
         """(ZeRO stage, shard group)."""

@@ -1,7 +1,8 @@
 """Whatever the user names, loaded: a model, a cluster, a training run, a calibration.
 
 A reference is a name of the catalogue or a path. A catalogue name wins over a file of the same
-name; ``./name`` is always the file.
+name; ``./name`` is always the file. Schemas are slow to build: those of files that are seldom
+read are imported where one is.
 """
 
 from __future__ import annotations
@@ -12,23 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from profiles import huggingface, shelf, yamlfile
-from profiles.calibrationfile import calibration_of
-from profiles.calibrations import nearest_calibration
-from profiles.clusterfile import cluster_of
 from profiles.errors import InputError, Problem
 from profiles.fileschema import validate
 from profiles.hardwarefile import DeviceFile, NodeFile
-from profiles.modelchain import model_of
 from profiles.modelfile import CatalogModelFile
 from profiles.nearest import nearest
-from profiles.readtopology import refuse_topology
 from profiles.shorthand import GRAMMAR, Catalog, cluster_from_shorthand, is_shorthand
-from profiles.trainingfile import load_training
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
     from profiles.model import ModelSpec
+    from profiles.training import TrainingSpec
 
 __all__ = [
     "CatalogEntry",
@@ -62,6 +60,8 @@ def load_model(ref: str, *, where: str = "model") -> ModelSpec:
     document = yamlfile.read(path)
     if document.data.get("kind") == "catalog-model":
         return _catalog_model(path)
+    from profiles.modelchain import model_of  # noqa: PLC0415 - see above
+
     return model_of(document)
 
 
@@ -78,6 +78,9 @@ def load_cluster(ref: str, *, where: str = "cluster") -> ClusterSpec:
     path = _existing(ref)
     if path is None:
         raise InputError(_unknown(ref, where, "devices", GRAMMAR))
+    from profiles.clusterfile import cluster_of  # noqa: PLC0415 - see above
+    from profiles.readtopology import refuse_topology  # noqa: PLC0415 - see above
+
     refuse_topology(path)
     return cluster_of(yamlfile.read(path), Catalog(where))
 
@@ -88,6 +91,9 @@ def load_calibration(
     """The calibration of a software stack on the cluster's slowest device, and a note where it
     is not exactly what was asked for. ``path`` names a file of the user's instead.
     """
+    from profiles.calibrationfile import calibration_of  # noqa: PLC0415 - see above
+    from profiles.calibrations import nearest_calibration  # noqa: PLC0415 - see above
+
     device = cluster.slowest_device.name
     if path is not None:
         calibration = calibration_of(yamlfile.read(path))
@@ -95,6 +101,15 @@ def load_calibration(
             return calibration, None
         return calibration, f"{calibration.name} was made on {calibration.device}, not on {device}"
     return nearest_calibration(device, stack)
+
+
+def load_training(
+    path: str | Path | None, overrides: Mapping[str, Any] | None = None
+) -> TrainingSpec:
+    """The training run of a file or of usual values, with ``overrides`` in place of its fields."""
+    from profiles import trainingfile  # noqa: PLC0415 - see above
+
+    return trainingfile.load_training(path, overrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from profiles import catalog, shelf, yamlfile
 from profiles.errors import InputError, Problem
 from profiles.nearest import nearest
-from profiles.readtopology import refuse_topology
 from profiles.shorthand import is_shorthand
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ def load_model_or_cluster(ref: str, *, where: str = "reference") -> ModelSpec | 
         return catalog.load_model(ref, where=where)
     path = Path(ref)
     if path.is_file() and path.suffix.lower() != ".json":
+        from profiles.readtopology import refuse_topology  # noqa: PLC0415 - many readers, slow
+
         refuse_topology(path)
     if path.is_file() and path.suffix.lower() in (".yaml", ".yml"):
         kind = yamlfile.read(path).data.get("kind")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         smallest_answer,
     )
     from reports.facts import facts_of
+    from reports.launchers import check_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.terminal import (
         discard_stdout,
@@ -39,6 +40,7 @@ __all__ = [
     "calibration_report",
     "catalog_answer",
     "catalog_report",
+    "check_report",
     "discard_stdout",
     "estimate_answer",
     "estimate_report",
@@ -64,6 +66,7 @@ _MODULES: Final = {
     "accuracy_report": "accuracy",
     "calibration_report": "accuracy",
     "catalog_answer": "answers",
+    "check_report": "launchers",
     "discard_stdout": "terminal",
     "estimate_answer": "answers",
     "explain_answer": "answers",

@@ -1,0 +1,400 @@
+"""Hugging Face Accelerate: the YAML of ``accelerate launch``, FSDP2 and ``ParallelismConfig``.
+
+Keys are those of Accelerate 1.15.0, ``commands/config/config_args.py`` and
+``utils/dataclasses.py``. Batch and sequence length belong to the training script: they are written
+as its arguments, with the names of ``transformers.TrainingArguments``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from costmodel.layout import NO_RECOMPUTE
+from executor.launchers.commandline import Source, read_flags
+from executor.launchers.job import FULL, Heard
+from executor.launchers.launchlines import launch_script, placeholder, slurm_script
+from executor.launchers.mappings import read_document, read_mapping
+from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
+from executor.launchers.told import Key, Kind
+from profiles.training import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from executor.launchers.job import Job
+    from executor.launchers.script import Command
+    from executor.launchers.told import Told
+
+__all__ = ["KEYS", "RULES", "VERSIONS", "hear", "say", "tell", "write"]
+
+VERSIONS: Final = ("1.15.0",)
+TEXT, SWITCH, COUNT, SIZE = Kind.TEXT, Kind.SWITCH, Kind.COUNT, Kind.SIZE
+FSDP, DDP = "FSDP", "MULTI_GPU"
+GATHERS: Final = 3
+FSDP2: Final = 2
+
+
+def _key(name: str, fact: str, kind: Kind = COUNT, usual: object = None) -> Key:
+    return Key(name=name, fact=fact, kind=kind, usual=usual)
+
+
+AXES: Final = "parallelism_config.parallelism_config"
+CONFIG: Final = (
+    _key("distributed_type", "kind", TEXT, "NO"),
+    _key("num_machines", "machines", COUNT, 1),
+    _key("num_processes", "processes"),
+    _key("mixed_precision", "precision", TEXT, "no"),
+    _key("gradient_accumulation_steps", "accumulation"),
+    _key(f"{AXES}_dp_replicate_size", "dp_replicate", COUNT, 1),
+    _key(f"{AXES}_dp_shard_size", "dp_shard", COUNT, 1),
+    _key(f"{AXES}_tp_size", "tp", COUNT, 1),
+    _key(f"{AXES}_cp_size", "cp", COUNT, 1),
+    _key(f"{AXES}_cp_backend", "cp_backend", TEXT, "torch"),
+    _key(f"{AXES}_sp_size", "ulysses", COUNT, 1),
+    _key(f"{AXES}_sp_backend", "ulysses_backend", TEXT, "deepspeed"),
+    _key("fsdp_config.fsdp_version", "fsdp_version", COUNT, 1),
+    _key("fsdp_config.fsdp_reshard_after_forward", "reshard", TEXT),
+    _key("fsdp_config.fsdp_sharding_strategy", "strategy", TEXT, "FULL_SHARD"),
+    _key("fsdp_config.fsdp_activation_checkpointing", "checkpointing", SWITCH, usual=False),
+    _key("fsdp_config.fsdp_forward_prefetch", "prefetch", SWITCH, usual=False),
+    _key("fsdp_config.fsdp_offload_params", "offload", SWITCH, usual=False),
+    _key("deepspeed_config.zero_stage", "zero_stage", SIZE),
+    _key("deepspeed_config.gradient_accumulation_steps", "ds_accumulation"),
+    _key("deepspeed_config.deepspeed_config_file", "ds_file", TEXT),
+    _key("deepspeed_config.offload_optimizer_device", "ds_offload", TEXT, "none"),
+)
+SCRIPT: Final = (
+    _key("--per_device_train_batch_size", "micro_batch"),
+    _key("--gradient_accumulation_steps", "steps"),
+    _key("--max_seq_length", "seq_len"),
+    _key("--gradient_checkpointing", "script_checkpointing", SWITCH, usual=False),
+)
+KEYS: Final = (*CONFIG, *SCRIPT)
+STRATEGIES: Final = {
+    **dict.fromkeys(("FULL_SHARD", "1", "HYBRID_SHARD", "4"), 3),
+    **dict.fromkeys(("SHARD_GRAD_OP", "2", "HYBRID_SHARD_ZERO2", "5"), 2),
+    **dict.fromkeys(("NO_SHARD", "3"), 0),
+}
+UNMODELLED: Final = re.compile(r"(fp8_config|megatron_lm_config|deepspeed_config|dynamo_config).*")
+NO_BEARING: Final = re.compile(
+    r"(compute_environment|debug|downcast_bf16|enable_cpu_affinity|machine_rank|main_.*|rdzv_.*"
+    r"|same_network|tpu_.*|use_cpu|gpu_ids|fsdp_config\.fsdp_.*|fsdp_config|parallelism_config"
+    r"|command_file|commands|mpirun_config.*|deepspeed_config\.(zero3_.*|deepspeed_.*)"
+    r"|ipex_config.*|fp16|dynamo_backend|use_.*|sagemaker.*|deepspeed_config|megatron_lm_config"
+    r"|fp8_config|dynamo_config|deepspeed_config\.gradient_clipping|.*tp_handler.*|.*_rotate.*)"
+)
+
+
+# --- the choices -----------------------------------------------------------------------------
+
+
+def say(job: Job) -> dict[str, Any]:
+    """The facts of a job by the names of the table."""
+    s, training = job.setup, job.inputs.training
+    sharded = s.one_zero > 0
+    shard = s.shard_group // s.cp if sharded else 1
+    replicate = s.dp // shard
+    facts: dict[str, Any] = {
+        "kind": FSDP if sharded or max(s.tp, s.cp) > 1 else DDP if s.num_ranks > 1 else "NO",
+        "machines": job.num_nodes,
+        "processes": s.num_ranks,
+        "precision": _PRECISIONS.get(training.precision, "bf16"),
+        "micro_batch": s.micro_batch,
+        "steps": s.num_microbatches,
+        "seq_len": training.seq_len,
+    }
+    if facts["kind"] == FSDP:
+        facts |= {
+            "dp_replicate": replicate,
+            "dp_shard": shard,
+            "tp": s.tp,
+            "cp": s.cp,
+            "fsdp_version": FSDP2,
+            "reshard": s.one_zero == GATHERS,
+            "checkpointing": FULL in job.blocks,
+            "offload": False,
+        }
+    return facts
+
+
+_PRECISIONS: Final = {
+    Precision.FP16: "fp16",
+    Precision.FP32: "no",
+    Precision.FP8_TENSORWISE: "fp8",
+    Precision.FP8_BLOCKWISE: "fp8",
+}
+
+
+def hear(told: Told) -> Heard:
+    """What a configuration and its script's arguments say."""
+    tp, cp = told.tp, told.cp
+    dp = max(1, told.num_gpus // (tp * cp))
+    zero, group = _hear_sharding(told, dp)
+    if told.ulysses > 1:
+        told.unmodelled.append(f"{told.spelt('ulysses')}: {told.ulysses} (Ulysses)")
+    for fact in ("offload", "ds_offload"):
+        if getattr(told, fact) not in (False, "none", None):
+            told.unmodelled.append(f"{told.spelt(fact)}: {getattr(told, fact)}")
+    if told.ds_file:
+        told.notes.append(f"{told.spelt('ds_file')}: read {told.ds_file} with --from deepspeed")
+    micro, steps = told.micro_batch, told.steps or told.accumulation or told.ds_accumulation
+    precision = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8-tensorwise"}.get(
+        told.precision, "fp32"
+    )
+    full = told.checkpointing or told.script_checkpointing
+    training: dict[str, Any] = {"precision": precision, "seq_len": told.seq_len}
+    if micro:
+        training["global_batch"] = micro * (steps or 1) * dp
+    return Heard(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        micro_batch=micro,
+        zero=zero,
+        shard_group=group,
+        recompute=FULL if full else NO_RECOMPUTE,
+        training=training,
+    )
+
+
+def _hear_sharding(told: Told, dp: int) -> tuple[int, int | None]:
+    """(ZeRO stage, ranks of a shard group or None for all)."""
+    kind = str(told.kind).upper()
+    if kind == "DEEPSPEED":
+        return told.zero_stage or 0, None
+    if kind != FSDP:
+        return 0, None
+    stated = told.says("dp_shard") or told.says("dp_replicate")
+    shard = told.dp_shard if stated else dp
+    group = shard * told.cp
+    if group == 1:
+        return 0, None
+    if told.fsdp_version >= FSDP2:
+        zero = 2 if str(told.reshard).lower() == "false" else 3
+    else:
+        strategy = str(told.reshard if told.says("reshard") else told.strategy).upper()
+        zero = STRATEGIES.get(strategy, GATHERS)
+    return zero, group
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def write(job: Job, *, version: str) -> dict[str, str]:
+    """The files of a job."""
+    facts = say(job)
+    config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE"}
+    for key in CONFIG:
+        if key.fact in facts:
+            inner = config
+            *path, last = key.name.split(".")
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = facts[key.fact]
+    if "fsdp_config" in config:
+        config["fsdp_config"] |= {
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    config |= {"machine_rank": 0, "rdzv_backend": "c10d" if job.num_nodes > 1 else "static"}
+    arguments = [
+        f"{key.name} {facts[key.fact]}" for key in SCRIPT if key.fact in facts and key.kind is COUNT
+    ]
+    notes = [
+        f"Accelerate {version}. TRAIN is your training script; its arguments are named as in",
+        "transformers.TrainingArguments.",
+    ]
+    program = ["accelerate launch --config_file accelerate.yaml"]
+    if job.num_nodes > 1:
+        head = placeholder("HEAD", "first node of the job, as host name")
+        program.append(f"--main_process_ip {head} --main_process_port 29500")
+        program.append('--machine_rank "${SLURM_NODEID:-0}"')
+    script = launch_script(
+        job,
+        [placeholder("TRAIN", "your training script"), *arguments],
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": None} if facts["kind"] == FSDP else {},
+        notes=notes,
+        program=program,
+    )
+    return {
+        "accelerate.yaml": yaml.safe_dump(config, sort_keys=False),
+        "launch.sh": script,
+        "job.sbatch": slurm_script(job),
+    }
+
+
+def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa: ARG001
+    """What a YAML says, or a script with ``accelerate launch --config_file YAML train.py ...``."""
+    launch = _launch(source)
+    document_source = source
+    if launch is not None:
+        document_source = Source(_config_of(launch, source))
+    told = read_mapping(
+        "accelerate",
+        KEYS,
+        read_document(document_source),
+        num_gpus=num_gpus or 1,
+        no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
+        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+    )
+    if launch is not None:
+        arguments = read_flags(
+            "accelerate",
+            SCRIPT,
+            launch,
+            num_gpus=1,
+            no_bearing=lambda _: True,
+            unmodelled=lambda _: False,
+        )
+        told.given |= arguments.given
+        told.places |= arguments.places
+    told.started = told.processes
+    told.num_gpus = num_gpus or told.processes or 1
+    return told
+
+
+def _launch(source: Source) -> Command | None:
+    """The command that runs ``accelerate launch``, None where the source is a YAML itself."""
+    if not (source.is_file and not source.given.endswith((".yaml", ".yml", ".json"))):
+        return None
+    for command in source.commands():
+        words = [token.text for token in command.tokens]
+        if "accelerate" in words and "launch" in words:
+            return command
+    return None
+
+
+def _config_of(launch: Command, source: Source) -> str:
+    from pathlib import Path  # noqa: PLC0415 - only here
+
+    words = [token.text for token in launch.tokens]
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in ("--config_file", "--config-file"):
+            path = value if equals else words[position + 1]
+            return str(Path(source.given).parent / path)
+    return source.given
+
+
+# --- rules -----------------------------------------------------------------------------------
+
+PARALLEL: Final = "parallelism_config.py"
+PLUGIN: Final = "utils/dataclasses.py: FullyShardedDataParallelPlugin"
+RULES: Final = Rulebook()
+
+
+def _product(told: Told) -> int:
+    return int(told.dp_replicate * told.dp_shard * told.tp * told.cp * told.ulysses)
+
+
+def _states_axes(told: Told) -> bool:
+    return any(told.says(axis) for axis in ("dp_replicate", "dp_shard", "tp", "cp", "ulysses"))
+
+
+@RULES.fails(f"{PARALLEL}: _validate_accelerator")
+def axes_fill_the_processes(told: Told) -> Iterator[Broken]:
+    """The product of the axes is the number of processes."""
+    if not _states_axes(told) or told.ulysses > 1 or _product(told) == 1:
+        return
+    for fact, count in (("processes", told.processes), ("processes", told.num_gpus)):
+        if count and _product(told) != count:
+            message = f"replicate x shard x tp x cp = {_product(told)} for {count} processes"
+            inner = told.dp_replicate * told.tp * told.cp
+            valid = f"{told.spelt('dp_shard')} {count // inner}" if count % inner == 0 else ""
+            yield Broken(fact, message, valid)
+            return
+
+
+@RULES.fails(PARALLEL)
+def replicas_with_tensor_or_context(told: Told) -> Iterator[Broken]:
+    """Replicas with tensor or context parallelism need sharding too."""
+    if max(told.tp, told.cp) > 1 and told.dp_replicate > 1 and told.dp_shard == 1:
+        message = f"dp_replicate {told.dp_replicate} with tp {told.tp}, cp {told.cp} and no shards"
+        yield Broken("dp_replicate", message, "dp_shard above 1, or dp_replicate 1")
+
+
+@RULES.fails(PARALLEL)
+def context_or_ulysses(told: Told) -> Iterator[Broken]:
+    """Context parallelism and Ulysses sequence parallelism exclude one another."""
+    if told.cp > 1 and told.ulysses > 1:
+        yield Broken("ulysses", f"cp {told.cp} with sp {told.ulysses}", "one of them")
+
+
+@RULES.fails(PARALLEL)
+def backends(told: Told) -> Iterator[Broken]:
+    """Context parallelism is torch's, sequence parallelism DeepSpeed's."""
+    if told.cp_backend != "torch":
+        yield Broken("cp_backend", f"cp_backend {told.cp_backend}", "torch")
+    if told.ulysses_backend != "deepspeed":
+        yield Broken("ulysses_backend", f"sp_backend {told.ulysses_backend}", "deepspeed")
+
+
+@RULES.fails(f"{PARALLEL}: _validate_accelerator")
+def axes_need_the_second_fsdp(told: Told) -> Iterator[Broken]:
+    """Axes of parallelism need FSDP of version 2, plain data parallelism or DeepSpeed."""
+    kind = str(told.kind).upper()
+    if _product(told) == 1:
+        return
+    if kind == FSDP and told.fsdp_version < FSDP2:
+        yield Broken("fsdp_version", "axes of parallelism with FSDP of version 1", "2")
+    elif kind not in (FSDP, DDP, "DEEPSPEED", "MULTI_XPU", "MULTI_CPU"):
+        yield Broken(
+            "kind", f"axes of parallelism with {told.kind}", "FSDP, MULTI_GPU or DEEPSPEED"
+        )
+
+
+@RULES.fails(PLUGIN)
+def resharding_as_the_version_wants(told: Told) -> Iterator[Broken]:
+    """FSDP2 says true or false of resharding, FSDP1 names a strategy; FSDP2 has no forward
+    prefetch.
+    """
+    if str(told.kind).upper() != FSDP:
+        return
+    text = str(told.reshard).lower()
+    if told.fsdp_version >= FSDP2:
+        if told.says("reshard") and text not in ("true", "false"):
+            yield Broken("reshard", f"reshard_after_forward {told.reshard}", "true or false")
+        if told.prefetch:
+            yield Broken("prefetch", "forward prefetch with FSDP2", "false")
+    elif told.says("reshard") and text in ("true", "false"):
+        yield Broken("reshard", "a resharding flag with FSDP of version 1", ", ".join(STRATEGIES))
+
+
+@RULES.fails("big_modeling, transformers' tp_plan: key/value heads")
+def tensor_divides_heads(told: Told) -> Iterator[Broken]:
+    """Tensor parallelism divides the key/value heads."""
+    heads = told.kv_heads
+    if heads and heads % told.tp:
+        message = f"{heads} key/value heads do not divide by tp {told.tp}"
+        yield Broken("tp", message, nearest_legal(told.tp, divisors(heads)))
+
+
+@RULES.fails("torch.distributed.tensor.experimental.context_parallel")
+def context_divides_the_sequence(told: Told) -> Iterator[Broken]:
+    """The sequence length is a multiple of twice the context parallel degree."""
+    if told.cp > 1 and told.seq_len and told.seq_len % (2 * told.cp):
+        message = f"{told.seq_len} tokens do not divide by 2 x cp {told.cp}"
+        yield Broken("seq_len", message, f"a multiple of {2 * told.cp}")
+
+
+@RULES.trap(PLUGIN)
+def sharding_strategy_in_the_second_fsdp(told: Told) -> Iterator[Broken]:
+    """FSDP2 does not read a sharding strategy: only reshard_after_forward counts."""
+    fsdp2 = str(told.kind).upper() == FSDP and told.fsdp_version >= FSDP2
+    if fsdp2 and told.says("strategy") and not told.says("reshard"):
+        message = f"{told.spelt('strategy')} {told.strategy} with FSDP2"
+        yield Broken("strategy", message, told.spelt("reshard"))
+
+
+@RULES.trap(f"{PARALLEL}: ParallelismConfig")
+def only_axes_no_fsdp_section(told: Told) -> Iterator[Broken]:
+    """Without axes FSDP shards over all processes."""
+    hybrid = "HYBRID" in str(told.strategy).upper() or str(told.strategy) in ("4", "5")
+    if str(told.kind).upper() == FSDP and told.fsdp_version >= FSDP2 and hybrid:
+        message = "hybrid sharding with FSDP2 is said by its axes"
+        yield Broken(
+            "strategy", message, f"{told.spelt('dp_replicate')} and {told.spelt('dp_shard')}"
+        )

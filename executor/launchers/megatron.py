@@ -1,0 +1,425 @@
+"""Megatron-LM: the choices of a layout as arguments of ``pretrain_gpt.py``, and back.
+
+Each part is written and read side by side: what ``say_...`` writes, ``hear_...`` reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from costmodel.layout import NO_RECOMPUTE, Axis, Recompute, RecomputeKind
+from executor.launchers.job import FULL, Heard
+from executor.launchers.modelfacts import facts_of_model
+from profiles.errors import InputError, Problem
+from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
+
+if TYPE_CHECKING:
+    from executor.launchers.job import Job
+    from executor.launchers.told import Told
+
+__all__ = ["hear", "layers_of_pattern", "say", "stage_layers"]
+
+FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+FP8_RECIPES: Final = {
+    Precision.FP8_TENSORWISE: "tensorwise",
+    Precision.FP8_BLOCKWISE: "blockwise",
+}
+VOCABULARIES: Final = {"GPT2BPETokenizer": 50_257}  # the tokenizers that have one vocabulary only
+SHARDS_GRADIENTS: Final = 2
+MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
+
+
+def say(job: Job) -> dict[str, Any]:
+    """The facts of a job, by the names of the table of arguments."""
+    s = job.setup
+    return {
+        "tp": s.tp,
+        "pp": s.pp,
+        "cp": s.cp,
+        "ep": s.ep,
+        **({"expert_tp": s.expert_tp} if "num_experts" in facts_of_model(job.model) else {}),
+        "sequence_parallel": s.sequence_parallel,
+        "stages_between": s.order.index(Axis.PP) < s.order.index(Axis.DP) and min(s.pp, s.dp) > 1,
+        "micro_batch": s.micro_batch,
+        "global_batch": job.inputs.training.global_batch,
+        "seq_len": job.inputs.training.seq_len,
+        **_say_cut(job),
+        **_say_sharding(job),
+        **_say_recompute(job),
+        **_say_precision(job),
+        **_say_model(job),
+    }
+
+
+def hear(told: Told) -> Heard:
+    """What arguments say."""
+    blocks, chunks = _hear_cut(told)
+    inner = told.tp * told.cp * told.pp
+    dp = max(1, told.num_gpus // inner)
+    copies = told.optimizer_copies
+    heard = Heard(
+        tp=told.tp,
+        cp=told.cp,
+        ep=told.ep,
+        expert_tp=told.expert_tp,
+        pp=told.pp,
+        chunks=chunks,
+        blocks=blocks,
+        micro_batch=told.micro_batch,
+        zero=_hear_zero(told),
+        shard_group=dp * told.cp // copies if copies > 1 else None,
+        sequence_parallel=bool(told.sequence_parallel),
+        stages_between=told.stages_between,
+        training=_hear_training(told, dp),
+        model_facts=_hear_model(told),
+    )
+    _hear_recompute(told, heard)
+    return heard
+
+
+# --- where the chain is cut ------------------------------------------------------------------
+
+
+def _say_cut(job: Job) -> dict[str, Any]:
+    s = job.setup
+    if s.pp == 1:
+        return {}
+    if job.is_even:
+        return {"virtual_stages": s.chunks if s.chunks > 1 else None}
+    chunks = [_run("t", size) for size in s.blocks]
+    chunks[0], chunks[-1] = "E" + chunks[0], chunks[-1] + "L"
+    return {"stage_layout": "|".join(chunks)}
+
+
+def _run(letter: str, count: int) -> str:
+    return f"{letter}*{count}" if count > 1 else letter * count
+
+
+def stage_layers(text: str) -> list[str]:
+    """The letters of every stage of a pipeline layout: ``Et*2|tL`` is ``["Ett", "tL"]``.
+
+    As in ``core/transformer/pipeline_parallel_layer_layout.py``: commas are cosmetic, groups are
+    multiplied before single letters.
+    """
+    text = text.replace(",", "").replace(" ", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * min(int(found[2]), _MOST_LAYERS), text)
+    return text.split("|")
+
+
+_MOST_LAYERS: Final = 10_000
+
+
+def _hear_cut(told: Told) -> tuple[tuple[int, ...] | None, int]:
+    """Blocks of each chunk (None: even), and chunks a stage."""
+    pp, layers = told.pp, told.num_layers
+    if told.stage_layout:
+        sizes = tuple(stage.count("t") for stage in stage_layers(told.stage_layout))
+        return sizes, max(1, len(sizes) // pp)
+    ends = int(told.count_embedding) + int(told.count_loss)
+    chunks = told.virtual_stages or 1
+    if told.virtual_layers and layers:
+        chunks = max(1, (layers + ends) // pp // told.virtual_layers)
+    if layers is None:
+        return None, chunks
+    if told.first_layers or told.last_layers:
+        return _with_ends(told, layers, chunks), chunks
+    if not ends:
+        return None, chunks
+    share = (layers + ends) // (pp * chunks)
+    each = [share] * (pp * chunks)
+    each[0] -= int(told.count_embedding)
+    each[-1] -= int(told.count_loss)
+    return tuple(each), chunks
+
+
+def _with_ends(told: Told, layers: int, chunks: int) -> tuple[int, ...]:
+    """Blocks of each chunk where the first or last stage has a number of its own."""
+    first, last = told.first_layers or 0, told.last_layers or 0
+    inner = told.pp - bool(first) - bool(last)
+    share = (layers - first - last) // max(1, inner)
+    stages = [*([first] if first else []), *([share] * inner), *([last] if last else [])]
+    return tuple(size // chunks for _ in range(chunks) for size in stages)
+
+
+# --- data parallelism ------------------------------------------------------------------------
+
+
+def _say_sharding(job: Job) -> dict[str, Any]:
+    s = job.setup
+    replicas = s.dp * s.cp
+    zero = s.one_zero
+    if zero == 0:
+        return {"overlap_grads": replicas > 1}
+    facts: dict[str, Any] = {
+        "distributed_optimizer": True,
+        "overlap_grads": True,
+        "overlap_params": True,
+        "optimizer_copies": replicas // s.shard_group,
+    }
+    if zero >= SHARDS_GRADIENTS:
+        strategies = {stage: name for name, stage in FSDP_STAGES.items()}
+        facts |= {
+            "megatron_fsdp": True,
+            "fsdp_strategy": strategies[zero],
+            "ckpt_format": "fsdp_dtensor",
+            "fused_grads": False,
+        }
+    return facts
+
+
+def _hear_zero(told: Told) -> int:
+    if told.torch_fsdp2:
+        return 3 if told.fsdp2_reshards else 2
+    if told.megatron_fsdp:
+        return FSDP_STAGES[told.fsdp_strategy]
+    return int(told.distributed_optimizer)
+
+
+# --- recomputation ---------------------------------------------------------------------------
+
+
+def _say_recompute(job: Job) -> dict[str, Any]:
+    options = set(job.blocks)
+    selective = [option for option in options if option.kind is RecomputeKind.SELECTIVE]
+    if selective:
+        return {"recompute_kind": "selective", "recompute_modules": selective[0].modules}
+    if FULL not in options:
+        return {}
+    return {
+        "recompute_kind": "full",
+        "recompute_method": "block",
+        "recompute_layers": job.full_per_chunk,
+    }
+
+
+def _hear_recompute(told: Told, heard: Heard) -> None:
+    kind = told.recompute_kind or ("selective" if told.recompute_selective else None)
+    if kind == "full":
+        uniform = told.recompute_method == "uniform" or told.recompute_layers is None
+        heard.full_first = _MOST_LAYERS if uniform else told.recompute_layers
+        if uniform and (told.recompute_layers or 1) > 1:
+            told.notes.append(
+                f"{told.spelt('recompute_layers')} {told.recompute_layers}: inputs are kept once "
+                f"for so many layers; estimated as if each layer kept its own"
+            )
+    elif kind == "selective":
+        wanted = set(told.recompute_modules or ("core_attn",))
+        known = wanted & set(MODULES)
+        if told.attention != "unfused" and known == {"core_attn"}:
+            known = set()  # flash attention recomputes its scores anyway
+        if wanted - set(MODULES):
+            names = ", ".join(sorted(wanted - set(MODULES)))
+            told.unmodelled.append(f"{told.spelt('recompute_modules')} {names}")
+        heard.recompute = (
+            Recompute(RecomputeKind.SELECTIVE, tuple(sorted(known))) if known else NO_RECOMPUTE
+        )
+
+
+# --- precision and kernels -------------------------------------------------------------------
+
+
+def _say_precision(job: Job) -> dict[str, Any]:
+    training = job.inputs.training
+    precision = training.precision
+    facts: dict[str, Any] = {"bf16": precision.other == "bf16", "fp16": precision.other == "fp16"}
+    if precision in FP8_RECIPES:
+        facts |= {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[precision]}
+    elif precision is Precision.NVFP4:
+        facts["fp4"] = "e2m1"
+    if training.grad_dtype is GradDtype.BF16:
+        facts["bf16_grads"] = True
+    elif training.grad_dtype is GradDtype.FP32 and facts["fp16"]:
+        facts["fp32_grads"] = True
+    facts["optimizer"] = "sgd" if training.optimizer is Optimizer.SGD else "adam"
+    facts["attention"] = _ATTENTION.get(training.attention, "flash")
+    return facts
+
+
+_ATTENTION: Final = {
+    AttentionKernel.FUSED: "fused",
+    AttentionKernel.UNFUSED: "unfused",
+    AttentionKernel.EAGER: "local",
+}
+
+
+def _hear_training(told: Told, dp: int) -> dict[str, Any]:
+    precision = Precision.FP32
+    if told.bf16 or told.fp16:
+        precision = Precision.BF16 if told.bf16 else Precision.FP16
+    if told.fp8:
+        recipe = told.fp8_recipe
+        precision = Precision.FP8_TENSORWISE
+        if recipe in ("blockwise", "mxfp8"):
+            precision = Precision.FP8_BLOCKWISE
+    if told.fp4:
+        precision = Precision.NVFP4
+    grads = GradDtype.FP32
+    if told.bf16_grads:
+        grads = GradDtype.BF16
+    elif told.fp16 and not told.fp32_grads:
+        grads = GradDtype.FP16
+    kernels = {said: kernel for kernel, said in _ATTENTION.items()}
+    attention = kernels.get(told.attention, AttentionKernel.FLASH2)
+    ramp = told.batch_schedule or told.ramp
+    if ramp:
+        told.notes.append(
+            f"the batch grows during training: {' '.join(ramp)}; its end is estimated"
+        )
+    batch = told.global_batch
+    if batch is None and told.batch_schedule and ":" in told.batch_schedule[-1]:
+        last = told.batch_schedule[-1].split()[-1].rpartition(":")[2]
+        batch = int(last) if last.isdigit() else None
+    if batch is None and told.micro_batch:
+        batch = told.micro_batch * dp
+    return {
+        "global_batch": batch,
+        "seq_len": told.seq_len,
+        "precision": precision.value,
+        "grad_dtype": grads.value,
+        "optimizer": "sgd" if told.optimizer == "sgd" else "adamw",
+        "attention": attention.value,
+    }
+
+
+# --- the model -------------------------------------------------------------------------------
+
+
+def _say_model(job: Job) -> dict[str, Any]:
+    own = facts_of_model(job.model)
+    if not own:
+        return {}
+    heads, hidden = own["heads"], own["hidden"]
+    positions = max(own["max_positions"] or 0, job.inputs.training.seq_len)
+    facts: dict[str, Any] = {
+        "num_layers": own["num_layers"],
+        "hidden": hidden,
+        "ffn": own["ffn"],
+        "heads": heads,
+        "max_positions": own.get("positions") or positions,
+        "position": "rope" if own["rope"] else ("learned_absolute" if own["positions"] else "none"),
+        "norm": own["norm"] if own["norm"] in ("RMSNorm", "LayerNorm") else "LayerNorm",
+        "swiglu": own["gated"],
+        "linear_bias": own["output_bias"] and own["ffn_bias"],
+        "qkv_bias": own["qkv_bias"] and not (own["output_bias"] and own["ffn_bias"]),
+        "qk_norm": own["qk_norm"],
+        "tied": own["tied"],
+        "vocab": own["vocab"],
+        "attention_dropout": 0.1 if own["dropout"] else 0.0,
+        "hidden_dropout": 0.1 if own["dropout"] else 0.0,
+    }
+    if own["latent"]:
+        names = ("latent", "query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
+        facts |= {name: own[name] for name in names}
+    else:
+        facts["head_dim"] = own["head_dim"] if own["head_dim"] * heads != hidden else None
+        if own["kv_heads"] != heads:
+            facts |= {"grouped_queries": True, "groups": own["kv_heads"]}
+    if own["window"]:
+        facts["window_pair"] = (str(own["window"] - 1), "0")
+    return facts | (_say_experts(own) if "num_experts" in own else {})
+
+
+def _say_experts(own: dict[str, Any]) -> dict[str, Any]:
+    pattern = own["expert_layers"]
+    facts = {
+        "num_experts": own["num_experts"],
+        "top_k": own["top_k"],
+        "expert_ffn": own["expert_ffn"],
+        "shared_ffn": own["shared_ffn"] or None,
+        "shared_gate": own["shared_gate"],
+        "correction_bias": own["correction_bias"],
+        "grouped_gemm": True,
+    }
+    if not all(pattern):
+        runs = [f"[{value}]*{len(list(equal))}" for value, equal in groupby(pattern)]
+        facts["expert_pattern"] = f"({'+'.join(runs)})"
+    return facts
+
+
+def _hear_model(told: Told) -> dict[str, Any]:
+    """Facts of the model, empty where the arguments do not say it."""
+    if told.hidden is None or told.num_layers is None or told.heads is None:
+        return {}
+    rotary = told.rotary or told.position in ("rope", "mrope", "yarn")
+    gated = told.swiglu or told.geglu
+    ffn = told.ffn or (int(4 * told.hidden * 2 / 3 / 64) * 64 if gated else 4 * told.hidden)
+    facts: dict[str, Any] = {
+        "num_layers": told.num_layers,
+        "hidden": told.hidden,
+        "ffn": ffn,
+        "heads": told.heads,
+        "kv_heads": told.groups if told.grouped_queries else told.heads,
+        "head_dim": told.head_dim,
+        "vocab": told.vocab or told.padded_vocab or VOCABULARIES.get(told.tokenizer or ""),
+        "max_positions": told.max_positions,
+        "positions": (
+            told.max_positions or 0 if not rotary and told.position == "learned_absolute" else 0
+        ),
+        "rope": rotary,
+        "norm": told.norm,
+        "gated": gated,
+        "ffn_bias": told.linear_bias,
+        "output_bias": told.linear_bias,
+        "qkv_bias": told.linear_bias or told.qkv_bias,
+        "qk_norm": told.qk_norm,
+        "tied": told.tied,
+        "dropout": bool(told.attention_dropout or told.hidden_dropout),
+        "mtp_layers": told.mtp_layers or 0,
+        "window": int(told.window_pair[0].split(",")[0].strip("(")) + 1
+        if told.window_pair
+        else None,
+    }
+    if told.latent:
+        names = ("latent", "query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
+        facts |= {name: getattr(told, name) for name in names}
+    if told.num_experts:
+        facts |= {
+            "num_experts": told.num_experts,
+            "top_k": told.top_k,
+            "expert_ffn": told.expert_ffn or ffn,
+            "shared_ffn": told.shared_ffn or 0,
+            "shared_gate": told.shared_gate,
+            "correction_bias": told.correction_bias,
+            "expert_layers": layers_of_pattern(told),
+        }
+    return facts
+
+
+def layers_of_pattern(told: Told) -> tuple[int, ...]:
+    """Which layers have experts, from ``--moe-layer-freq``: every N-th from the first on, or a
+    list like ``([0]*3+[1]*58)``.
+    """
+    text, layers = told.expert_pattern.strip("\"'"), told.num_layers
+    if text.isdigit() and int(text):
+        return tuple(int(layer % int(text) == 0) for layer in range(layers))
+    pattern = _listed(text)
+    if pattern is None or len(pattern) != layers:
+        message = f"{told.spelt('expert_pattern')} is {told.expert_pattern!r}"
+        expected = f"a number, or a list of {layers} zeros and ones as ([0]*1+[1]*{layers - 1})"
+        where = told.where("expert_pattern")
+        raise InputError(Problem(where=where, message=message, expected=expected))
+    return tuple(int(bool(each)) for each in pattern)
+
+
+def _listed(text: str) -> list[int] | None:
+    """The list of sums and multiples of lists of whole numbers."""
+
+    def of(node: ast.expr) -> Any:
+        if isinstance(node, ast.List):
+            return [of(each) for each in node.elts]
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return min(node.value, _MOST_LAYERS)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+            left, right = of(node.left), of(node.right)
+            return left + right if isinstance(node.op, ast.Add) else left * right
+        raise ValueError
+
+    try:
+        found = of(ast.parse(text, mode="eval").body)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+    return found if isinstance(found, list) else None
