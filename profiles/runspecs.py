@@ -248,7 +248,7 @@ def run_cluster(run: MeasuredRun) -> ClusterSpec:
 def _cluster(
     device: str, num_gpus: int, per_node: int, nics: tuple[int, float] | None
 ) -> ClusterSpec:
-    node = _node(device)
+    node = _node(device, per_node)
     size = min(per_node or node.num_gpus, num_gpus)
     if nics is not None:
         count, rate = nics
@@ -265,9 +265,14 @@ def _cluster(
 
 
 @lru_cache(maxsize=64)
-def _node(device: str) -> NodeSpec:
+def _node(device: str, num_gpus: int) -> NodeSpec:
+    """The device's usual node, or where another one has exactly that many GPUs, that one."""
     catalog = Catalog(device)
-    return catalog.node(catalog.device_file(device).default_node)
+    usual = catalog.node(catalog.device_file(device).default_node)
+    if num_gpus in (0, usual.num_gpus):
+        return usual
+    nodes = (catalog.node(name) for name in shelf.nodes_of(device))
+    return next((node for node in nodes if node.num_gpus == num_gpus), usual)
 
 
 def _nics(run: MeasuredRun) -> tuple[int, float] | None:
