@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from profiles.calibration import Efficiencies
     from profiles.topology import GroupLink
 
-__all__ = ["MOST_FILLING", "STEP", "collective_seconds", "p2p_seconds"]
+__all__ = ["DEPTH", "MOST_FILLING", "collective_seconds", "p2p_seconds"]
 
-# A step waits for a flag of its partner beside the wire's latency: NCCL's own model has 3.4 us for
-# a step over NVLink in its protocol for large messages.
-STEP = 2
-# Pieces do not grow beyond the library's buffers, which bounds what filling the pipeline costs:
-# 8 latencies and a buffer of 4 MiB a channel leave all-reduce on A100, H100 and H200 within a few
-# per cent of what nccl-tests prints from 1 MB to 16 GB (Bekman, "Machine Learning Engineering").
-MOST_FILLING = 8
+# In hops: what is under way in one pipeline, and what filling all of it costs at most. With those
+# of a GPU link (2 us) all-reduce on A100, H100 and H200 comes within a few per cent of what
+# nccl-tests prints from 1 MB to 16 GB (Bekman, "Machine Learning Engineering").
+DEPTH = 5
+MOST_FILLING = 40
 # Of a ring's rate that a switch keeps which reduces what passes (nccl-tests on H200 and B200 with
 # and without NVLS, same source).
 IN_SWITCH = 0.82
@@ -47,7 +45,7 @@ def collective_seconds(
             return _all_to_all(size, link, own)
         case CollectiveKind.RING_EXCHANGE:
             latency = max(level.latency_s for level in link.levels)
-            return (n - 1) * _piped(latency, size / _bandwidth(link, own))
+            return _piped(link, (n - 1) * latency, (n - 1) * size / _bandwidth(link, own))
         case _:
             assert_never(kind)
 
@@ -57,21 +55,21 @@ def p2p_seconds(size: int, *, bandwidth: float, latency: float) -> float:
     return latency + size / bandwidth
 
 
-def _piped(steps_s: float, transfer_s: float) -> float:
-    """Seconds of a message that goes through a chain of steps in pieces.
+def _piped(link: GroupLink, latency_s: float, transfer_s: float) -> float:
+    """Seconds of a message that goes through the buffers of the library in pieces.
 
-    k pieces take (steps + k - 1) turns of one step's latency and one piece's transfer; the best k
-    leaves latency + transfer + 2 sqrt(latency * transfer), as in pipelined broadcast (Johnsson and
-    Ho 1989).
+    The best number of pieces for a pipeline of latency a leaves transfer + 2 sqrt(a * transfer)
+    (Johnsson and Ho 1989); pieces do not grow beyond the buffers, which bounds the second term.
     """
-    latency = STEP * steps_s
-    return latency + transfer_s + min(2 * math.sqrt(latency * transfer_s), MOST_FILLING * latency)
+    hop = max(level.latency_s for level in link.levels)
+    filling = min(2 * math.sqrt(DEPTH * hop * transfer_s), MOST_FILLING * hop)
+    return latency_s + transfer_s + filling
 
 
 def _ring(size: int, link: GroupLink, own: Efficiencies) -> float:
     """(n-1)/n * size / bandwidth over n-1 steps: Thakur et al. 2005, ring algorithm."""
     n = link.size
-    return _piped(_ring_latency(link), (n - 1) / n * size / _bandwidth(link, own))
+    return _piped(link, _ring_latency(link), (n - 1) / n * size / _bandwidth(link, own))
 
 
 def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
@@ -84,10 +82,10 @@ def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
     tree = sum(2 * math.ceil(math.log2(level.fanout)) * level.latency_s for level in link.levels)
     bandwidth = _bandwidth(link, own)
     steps = min(2 * _ring_latency(link), tree)
-    seconds = _piped(steps, 2 * (n - 1) / n * size / bandwidth)
+    seconds = _piped(link, steps, 2 * (n - 1) / n * size / bandwidth)
     if len(link.levels) == 1 and link.levels[0].reduces:
         transfer = (1 + 1 / n) * size / (IN_SWITCH * bandwidth)
-        seconds = min(seconds, _piped(2 * link.levels[0].latency_s, transfer))
+        seconds = min(seconds, _piped(link, 2 * link.levels[0].latency_s, transfer))
     return seconds
 
 
@@ -99,7 +97,7 @@ def _all_to_all(size: int, link: GroupLink, own: Efficiencies) -> float:
         for level, rate in zip(link.levels, _rates(link, own), strict=True)
     )
     latency = sum(level.latency_s for level in link.levels)
-    return _piped(latency * (1 + math.log2(n)), transfer)
+    return _piped(link, latency * (1 + math.log2(n)), transfer)
 
 
 def _ring_latency(link: GroupLink) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from costmodel.collectives import MOST_FILLING, STEP, collective_seconds, p2p_seconds
+from costmodel.collectives import DEPTH, MOST_FILLING, collective_seconds, p2p_seconds
 from costmodel.work import CollectiveKind
 from profiles import load_calibration, load_cluster
 from profiles.cluster import ClusterSpec, FabricLevel, NodeGroup
@@ -53,26 +53,26 @@ def test_an_all_reduce_never_takes_longer_than_gathering_and_scattering(n, size)
     assert collective_seconds(ALL_REDUCE, size, link, IDEAL) <= sum(parts) * (1 + 1e-12)
 
 
-def test_a_ring_of_eight_waits_for_seven_steps_and_a_tree_for_three_each_way():
-    link, step = flat(8, latency=LATENCY), STEP * LATENCY
-    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(7 * step, rel=5e-3)
-    assert collective_seconds(ALL_REDUCE, 1, link, IDEAL) == pytest.approx(6 * step, rel=5e-3)
+def test_a_ring_of_eight_waits_for_seven_hops_and_a_tree_for_three_each_way():
+    link = flat(8, latency=LATENCY)
+    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(7 * LATENCY, rel=5e-3)
+    assert collective_seconds(ALL_REDUCE, 1, link, IDEAL) == pytest.approx(6 * LATENCY, rel=5e-3)
 
 
 def test_filling_the_pipeline_costs_what_the_best_number_of_pieces_leaves():
     """Counted out: k pieces pass s steps in s + k - 1 turns of the least duration."""
     link, size, steps = flat(8, latency=LATENCY), 4 * 10**6, 1000
-    latency, transfer = 6 * STEP * LATENCY, 2 * 7 / 8 * size / RATE
-    turns = ((steps + k - 1) * (latency / steps + transfer / k) for k in range(1, 5000))
-    counted = min(turns)
-    assert collective_seconds(ALL_REDUCE, size, link, IDEAL) == pytest.approx(counted, rel=0.02)
+    depth, transfer = DEPTH * LATENCY, 2 * 7 / 8 * size / RATE
+    counted = min((steps + k - 1) * (depth / steps + transfer / k) for k in range(1, 20_000))
+    seconds = collective_seconds(ALL_REDUCE, size, link, IDEAL)
+    assert seconds == pytest.approx(counted + (6 - DEPTH) * LATENCY, rel=0.02)
 
 
 def test_large_messages_fill_the_pipeline_with_pieces_of_bounded_size():
     link, size = flat(8, latency=LATENCY), 10**10
-    latency = 6 * STEP * LATENCY
     seconds = collective_seconds(ALL_REDUCE, size, link, IDEAL)
-    assert seconds == pytest.approx(2 * 7 / 8 * size / RATE + (1 + MOST_FILLING) * latency)
+    beside = (6 + MOST_FILLING) * LATENCY
+    assert seconds == pytest.approx(2 * 7 / 8 * size / RATE + beside)
 
 
 def test_a_switch_that_reduces_helps_many_ranks_and_not_few():
@@ -90,7 +90,7 @@ def test_a_ring_over_two_nodes_pays_the_long_hop_for_each_node_once():
     link = GroupLink(
         16, (Level(8, 1, RATE, 2e-6, leaves_node=False), Level(2, 8, RATE, 6e-6, leaves_node=True))
     )
-    expected = STEP * (14 * 2e-6 + 1 * 6e-6)
+    expected = 14 * 2e-6 + 1 * 6e-6
     assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(expected, rel=5e-3)
 
 
