@@ -32,10 +32,8 @@ __all__ = ["Replay", "replay", "run_layout"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
+OPERATORS: Final = Recompute(RecomputeKind.SELECTIVE, ("operators",))
 MODULES: Final = {"core_attn", "layernorm", "mlp", "moe_act", "mla_up_proj"}
-OPERATORS_AGAIN: Final = (
-    0.4  # of a block, where every second GEMM and all cheap operators run again
-)
 _RECOMPUTE: Final = re.compile(r"(none|selective|full)(?:\((.*)\))?")
 
 
@@ -184,6 +182,8 @@ def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
             Problem(where=f"{run.where}:recompute", message=message, expected=expected)
         )
     kind, what = found[1], found[2] or ""
+    if kind == "selective" and "full" in run.recompute.lower():
+        return FULL, 1.0  # of two that are stated, the one that needs less memory
     if kind == "none":
         return NO_RECOMPUTE, 1.0
     if kind == "full":
@@ -193,7 +193,7 @@ def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
         return FULL, float(part[1])
     if "every 2nd layer" in what:
         return FULL, 0.5
-    if what == "op":
-        return FULL, OPERATORS_AGAIN
+    if what in ("op", "graph"):
+        return OPERATORS, 1.0
     modules = tuple(sorted(MODULES & set(what.split("+"))))
     return (Recompute(RecomputeKind.SELECTIVE, modules), 1.0) if modules else (CORE, 1.0)

@@ -28,7 +28,7 @@ from profiles.layers import (
 from profiles.model import LayerRun, ModelSpec
 from profiles.nearest import nearest
 from profiles.shorthand import Catalog
-from profiles.training import AttentionKernel, GradDtype, Precision, TrainingSpec
+from profiles.training import AttentionKernel, GradDtype, LossKernel, Precision, TrainingSpec
 
 if TYPE_CHECKING:
     from profiles.cluster import NodeSpec
@@ -136,8 +136,28 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
         grad_dtype=_grad_dtype(run),
         attention=_attention_kernel(run),
         fused_kernels=early or _has_fused_kernels(run),
-        fused_norms=True if "RMS kernel" in run.attn_kernel else None,
+        fused_norms=_norms_are_fused(run),
+        loss=_loss_kernel(run),
+        keeps_gathered=_is_torchtitan(run),
     )
+
+
+def _norms_are_fused(run: MeasuredRun) -> bool | None:
+    """torchtitan brings a kernel for its norms, also where it does not compile."""
+    return True if "RMS kernel" in run.attn_kernel or _is_torchtitan(run) else None
+
+
+def _is_torchtitan(run: MeasuredRun) -> bool:
+    return "torchtitan" in run.stack.lower()
+
+
+def _loss_kernel(run: MeasuredRun) -> LossKernel | None:
+    """torchtitan computes PyTorch's loss on each rank's part of the vocabulary."""
+    if not _is_torchtitan(run):
+        return None
+    if "chunked cross-entropy" in run.notes:
+        return LossKernel.CHUNKED
+    return LossKernel.SHARDED
 
 
 def _grad_dtype(run: MeasuredRun) -> GradDtype:
