@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 
+from benchmarks.figures import Figures, figures, table
 from costmodel.linkfit import LinkFit, MeasuredCollective, fit_links
 from costmodel.work import CollectiveKind
 from profiles import load_cluster, shelf
@@ -118,28 +117,6 @@ def seconds_of(cells: dict[str, str], n: int, size: int) -> float:
     return passes * size / (float(cells["busbw_GBps"]) * 1e9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Of the collectives of a device: number, median and 90 % quantile of the error without a sign,
-    median with it.
-    """
-
-    n: int
-    median: float
-    p90: float
-    bias: float
-
-
-def figures(errors: list[float]) -> Figures:
-    sizes = sorted(abs(error) for error in errors)
-    return Figures(
-        n=len(sizes),
-        median=median(sizes),
-        p90=sizes[math.ceil(0.9 * len(sizes)) - 1],
-        bias=median(errors),
-    )
-
-
 def read(path: Path) -> tuple[list[Row], Counter[str]]:
     """What can be predicted, and how often what cannot for which reason."""
     rows, left_out = [], Counter[str]()
@@ -175,16 +152,6 @@ def cross_validated(rows: list[Row]) -> tuple[dict[str, list[float]], dict[str, 
     return errors, fitted
 
 
-def table(found: dict[str, Figures]) -> str:
-    """The table of the error budget."""
-    lines = ["| device | collectives | median | P90 | bias |", "| --- | --- | --- | --- | --- |"]
-    for device, own in found.items():
-        cells = (own.median, own.p90, own.bias)
-        words = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
-        lines.append(f"| {device} | {own.n} | {words} |")
-    return "\n".join(lines)
-
-
 def measure(path: Path) -> tuple[dict[str, Figures], dict[str, LinkFit], Counter[str]]:
     """Figures by device and in total, the links fitted to all, and what was left out."""
     rows, left_out = read(path)
@@ -200,7 +167,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     found, fitted, left_out = measure(asked.file)
-    print(table(found))
+    print(table("device", found))
     for device, own in sorted(fitted.items()):
         print(f"{device}: {own}")
     for reason, count in left_out.items():

@@ -113,14 +113,16 @@ def _loss(logits: int, shard: Shard) -> Operator:
 
 
 def _fused_loss(logits: int, shard: Shard, *, softmax_bytes: int) -> Operator:
-    """Keeps the softmax; while it runs, the logits and their gradient live beside it."""
-    fp32 = softmax_bytes * logits
+    """Keeps the softmax; while it runs, the logits and their gradient live beside it. In the
+    activation type the softmax takes the place of the logits.
+    """
+    fp32, own = softmax_bytes * logits, shard.element * logits
     return Operator(
         name="loss",
-        forward=(Stream(logits * shard.element + 3 * fp32, 3),),
-        backward_input=(Stream(fp32 + logits * shard.element, 1),),
+        forward=(Stream(own + 3 * fp32, 3),),
+        backward_input=(Stream(fp32 + own, 1),),
         saved=(Saved("softmax of logits", fp32),),
-        transient_bytes=2 * logits * shard.element,
+        transient_bytes=own if softmax_bytes < FP32 else 2 * own,
     )
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Replicas", "StateBytes", "StateCost", "state_bytes", "state_cost"]
 
 GRADIENTS_ONLY, WEIGHTS_TOO = 2, 3
-REDUCED_BYTES = 4  # of a gradient on its way to the shards, which FSDP adds up in fp32
 BYTES_PER_MASTER_PASS = 2  # each state is read and written once
 
 
@@ -118,7 +117,9 @@ def _part(
         once = seconds(CollectiveKind.ALL_REDUCE, gradient, replicas.shard) + across
     else:
         once = across + (scatter if zero < GRADIENTS_ONLY else 0.0)
-    working = (weight * 2 + params * REDUCED_BYTES) if zero == WEIGHTS_TOO else 0
+    working = 0
+    if zero == WEIGHTS_TOO:
+        working = weight * (2 if training.prefetches else 1) + params * training.reduce_copy_bytes
     if zero >= GRADIENTS_ONLY and shards > 1:
         working += gradient
     return StateCost(

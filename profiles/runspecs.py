@@ -139,6 +139,7 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
         fused_norms=_norms_are_fused(run),
         loss=_loss_kernel(run),
         keeps_gathered=_is_torchtitan(run),
+        reduces_in_fp32=_is_torchtitan(run),
     )
 
 

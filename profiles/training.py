@@ -143,7 +143,9 @@ class TrainingSpec:
     without, each reads and writes memory several times and saves more. ``fused_norms`` says so of
     the norms alone, and ``loss`` how the loss runs (None: as ``fused_kernels``).
     ``keeps_gathered``: what sequence parallelism gathers is kept for the backward pass, as PyTorch's
-    DTensor does, instead of gathered again.
+    DTensor does, instead of gathered again. Under ZeRO-3, ``reduces_in_fp32``: 16-bit gradients
+    are copied to fp32 on their way to the shards; ``prefetches``: the next layer's weights are
+    gathered while one runs.
     """
 
     global_batch: int
@@ -157,6 +159,8 @@ class TrainingSpec:
     fused_norms: bool | None = None
     loss: LossKernel | None = None
     keeps_gathered: bool = False
+    reduces_in_fp32: bool = False
+    prefetches: bool = True
 
     @property
     def norms_are_fused(self) -> bool:
@@ -169,6 +173,11 @@ class TrainingSpec:
         if self.loss is not None:
             return self.loss
         return LossKernel.FUSED if self.fused_kernels else LossKernel.EAGER
+
+    @property
+    def reduce_copy_bytes(self) -> int:
+        """Bytes of the copy of a gradient element that is reduced."""
+        return 4 if self.reduces_in_fp32 else 0
 
     @property
     def tokens(self) -> int:
