@@ -130,7 +130,7 @@ def read(path: Path) -> tuple[list[Row], Counter[str]]:
 
 
 def cross_validated(rows: list[Row]) -> tuple[dict[str, list[float]], dict[str, LinkFit]]:
-    """Errors by device, each group's by links that have not seen it, and the links fitted to all."""
+    """Errors by device, each group's by links that have not seen it; the links fitted to all."""
     own = datasheet().efficiencies
     devices: dict[str, dict[object, list[MeasuredCollective]]] = {}
     for row in rows:

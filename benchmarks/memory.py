@@ -55,7 +55,7 @@ def software_of(family: str, flags: str) -> Software:
     newer = family == "gpt" or (family == "llama_hf" and "sp" in flags)
     if newer:
         return Software(model="llama", loss=LossKernel.FUSED, fused_norms=False)
-    return Software(model=family.split("_")[0])
+    return Software(model=family.split("_", maxsplit=1)[0])
 
 
 @cache

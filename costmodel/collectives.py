@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPTH", "MOST_FILLING", "collective_seconds", "p2p_seconds"]
 
-# In hops: what is under way in one pipeline, and what filling all of it costs at most. With those
-# of a GPU link (2 us) all-reduce on A100, H100 and H200 comes within a few per cent of what
-# nccl-tests prints from 1 MB to 16 GB (Bekman, "Machine Learning Engineering").
-DEPTH = 5
-MOST_FILLING = 40
+# In hops for each pass over the data (all-reduce makes two): what is under way in one pipeline, and
+# what filling all of it costs at most. With the hops of a GPU link (2 us) all-reduce on A100, H100
+# and H200 comes within a few per cent of what nccl-tests prints from 1 MB to 16 GB (Bekman,
+# "Machine Learning Engineering").
+DEPTH = 2.5
+MOST_FILLING = 20
 # Of a ring's rate that a switch keeps which reduces what passes (nccl-tests on H200 and B200 with
 # and without NVLS, same source).
 IN_SWITCH = 0.82
@@ -55,13 +56,13 @@ def p2p_seconds(size: int, *, bandwidth: float, latency: float) -> float:
     return latency + size / bandwidth
 
 
-def _piped(link: GroupLink, latency_s: float, transfer_s: float) -> float:
+def _piped(link: GroupLink, latency_s: float, transfer_s: float, *, passes: int = 1) -> float:
     """Seconds of a message that goes through the buffers of the library in pieces.
 
     The best number of pieces for a pipeline of latency a leaves transfer + 2 sqrt(a * transfer)
     (Johnsson and Ho 1989); pieces do not grow beyond the buffers, which bounds the second term.
     """
-    hop = max(level.latency_s for level in link.levels)
+    hop = passes * max(level.latency_s for level in link.levels)
     filling = min(2 * math.sqrt(DEPTH * hop * transfer_s), MOST_FILLING * hop)
     return latency_s + transfer_s + filling
 
@@ -82,10 +83,11 @@ def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
     tree = sum(2 * math.ceil(math.log2(level.fanout)) * level.latency_s for level in link.levels)
     bandwidth = _bandwidth(link, own)
     steps = min(2 * _ring_latency(link), tree)
-    seconds = _piped(link, steps, 2 * (n - 1) / n * size / bandwidth)
+    seconds = _piped(link, steps, 2 * (n - 1) / n * size / bandwidth, passes=2)
     if len(link.levels) == 1 and link.levels[0].reduces:
         transfer = (1 + 1 / n) * size / (IN_SWITCH * bandwidth)
-        seconds = min(seconds, _piped(link, 2 * link.levels[0].latency_s, transfer))
+        steps = 2 * link.levels[0].latency_s
+        seconds = min(seconds, _piped(link, steps, transfer, passes=2))
     return seconds
 
 
@@ -101,7 +103,7 @@ def _all_to_all(size: int, link: GroupLink, own: Efficiencies) -> float:
 
 
 def _ring_latency(link: GroupLink) -> float:
-    """Latency of the steps of a ring: each sub-tree joined at a level costs one hop at that level's latency."""
+    """Of the steps of a ring: each sub-tree joined at a level costs one hop at its latency."""
     hops, latency, trees = link.size, 0.0, link.size
     for level in link.levels:
         hops = trees - max(1, trees // level.fanout)

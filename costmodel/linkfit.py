@@ -77,7 +77,8 @@ def fit_links(measured: Sequence[MeasuredCollective], own: Efficiencies) -> Link
     parameter after the other, in steps that halve.
     """
     usual = (own.gpu_link, own.nic, 1.0, USUAL_START_S)
-    now, step = usual, FIRST_STEP
+    now: tuple[float, ...] = usual
+    step = FIRST_STEP
     least = _cost(now, usual, measured, own)
     while step > LAST_STEP:
         before = least
@@ -91,7 +92,8 @@ def fit_links(measured: Sequence[MeasuredCollective], own: Efficiencies) -> Link
                     break
         if least == before:
             step /= 2
-    return LinkFit(*now)
+    gpu_link, nic, exchange, start_s = now
+    return LinkFit(gpu_link, nic, exchange, start_s)
 
 
 def _cost(

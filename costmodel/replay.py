@@ -169,12 +169,9 @@ def _strategy(run: MeasuredRun, mesh: Mesh) -> Strategy:
 
 
 def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
-    """How blocks are recomputed, and the part of them that is (above 1: their number a stage).
-
-    Recomputation by operator is taken as full recomputation of a part of the blocks: it frees
-    about as much and repeats about as much.
-    """
-    found = _RECOMPUTE.match(run.recompute.lower() or "none")
+    """How blocks are recomputed, and the part of them that is (above 1: their number a stage)."""
+    text = run.recompute.lower() or "none"
+    found = _RECOMPUTE.match(text)
     if found is None:
         message = f"is {run.recompute!r}"
         expected = "none, selective(what) or full(how many layers)"
@@ -182,13 +179,27 @@ def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
             Problem(where=f"{run.where}:recompute", message=message, expected=expected)
         )
     kind, what = found[1], found[2] or ""
-    if kind == "selective" and "full" in run.recompute.lower():
-        return FULL, 1.0  # of two that are stated, the one that needs less memory
     if kind == "none":
         return NO_RECOMPUTE, 1.0
     if kind == "full":
-        count = re.match(r"(\d+) layers", what)
-        return FULL, float(count[1]) if count else 1.0
+        return FULL, _part(what)
+    return _selective(text, what)
+
+
+def _part(what: str) -> float:
+    """Of the blocks that are recomputed whole: "3 of 32 layers", or "5 layers" of each stage."""
+    if found := re.match(r"(\d+) of (\d+) layers", what):
+        return int(found[1]) / int(found[2])
+    found = re.match(r"(\d+) layers", what)
+    return float(found[1]) if found else 1.0
+
+
+def _selective(text: str, what: str) -> tuple[Recompute, float]:
+    """A part of all operators is taken as full recomputation of that part of the blocks: it frees
+    about as much and repeats about as much. Of two kinds that are stated, full needs less memory.
+    """
+    if "full" in text:
+        return FULL, 1.0
     if part := re.match(r"(0\.\d+) of ops", what):
         return FULL, float(part[1])
     if "every 2nd layer" in what:

@@ -144,7 +144,7 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
 
 
 def _norms_are_fused(run: MeasuredRun) -> bool | None:
-    """torchtitan brings a kernel for its norms, also where it does not compile."""
+    """The stack torchtitan brings a kernel for its norms, also where it does not compile."""
     return True if "RMS kernel" in run.attn_kernel or _is_torchtitan(run) else None
 
 
@@ -153,7 +153,7 @@ def _is_torchtitan(run: MeasuredRun) -> bool:
 
 
 def _loss_kernel(run: MeasuredRun) -> LossKernel | None:
-    """torchtitan computes PyTorch's loss on each rank's part of the vocabulary."""
+    """The stack torchtitan computes PyTorch's loss on each rank's part of the vocabulary."""
     if not _is_torchtitan(run):
         return None
     if "chunked cross-entropy" in run.notes:

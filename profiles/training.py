@@ -142,10 +142,10 @@ class TrainingSpec:
     embedding each as one kernel (as in Megatron-LM, Transformer Engine or compiled PyTorch);
     without, each reads and writes memory several times and saves more. ``fused_norms`` says so of
     the norms alone, and ``loss`` how the loss runs (None: as ``fused_kernels``).
-    ``keeps_gathered``: what sequence parallelism gathers is kept for the backward pass, as PyTorch's
-    DTensor does, instead of gathered again. Under ZeRO-3, ``reduces_in_fp32``: 16-bit gradients
-    are copied to fp32 on their way to the shards; ``prefetches``: the next layer's weights are
-    gathered while one runs.
+    ``keeps_gathered``: what sequence parallelism gathers is kept for the backward pass, as
+    PyTorch's DTensor does, instead of gathered again. Under ZeRO-3, ``reduces_in_fp32``: 16-bit
+    gradients are copied to fp32 on their way to the shards; ``prefetches``: the next layer's
+    weights are gathered while one runs.
     """
 
     global_batch: int
