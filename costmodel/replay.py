@@ -34,6 +34,8 @@ FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
 OPERATORS: Final = Recompute(RecomputeKind.SELECTIVE, ("operators",))
 MODULES: Final = {"core_attn", "layernorm", "mlp", "moe_act", "mla_up_proj"}
+_SOME_OPERATORS: Final = re.compile(r"(0\.\d+) of ops")
+OPERATORS_OF_A_BLOCK: Final = 13  # as Aceso counts them
 _RECOMPUTE: Final = re.compile(r"(none|selective|full)(?:\((.*)\))?")
 
 
@@ -105,13 +107,16 @@ def run_layout(run: MeasuredRun, model: ModelSpec, training: TrainingSpec) -> tu
     if model.num_blocks < pp:
         message = f"{pp} stages of {model.num_blocks} blocks"
         raise InputError(Problem(where=f"{run.where}:pp", message=message))
+    strategy = _strategy(run, mesh)
+    if _SOME_OPERATORS.search(run.recompute):
+        strategy = replace(strategy, recompute=CORE)  # of blocks that are not recomputed whole
     layout = Layout(
         mesh=mesh,
         schedule=schedule,
         num_chunks=chunks,
         micro_batch=micro_batch,
         num_microbatches=whole,
-        chunks=_chunks(model, pp, chunks, _strategy(run, mesh), _recompute(run)),
+        chunks=_chunks(model, pp, chunks, strategy, _recompute(run)),
     )
     return layout, microbatches
 
@@ -195,13 +200,14 @@ def _part(what: str) -> float:
 
 
 def _selective(text: str, what: str) -> tuple[Recompute, float]:
-    """A part of all operators is taken as full recomputation of that part of the blocks: it frees
-    about as much and repeats about as much. Of two kinds that are stated, full needs less memory.
+    """A part of all operators begins with those that free most, the cores of attention: one of each
+    block. The others are taken as full recomputation of a part of the blocks. Of two kinds that
+    are stated, full needs less memory.
     """
     if "full" in text:
         return FULL, 1.0
-    if part := re.match(r"(0\.\d+) of ops", what):
-        return FULL, float(part[1])
+    if part := _SOME_OPERATORS.match(what):
+        return FULL, max(0.0, float(part[1]) - 1 / OPERATORS_OF_A_BLOCK)
     if "every 2nd layer" in what:
         return FULL, 0.5
     if what in ("op", "graph"):
