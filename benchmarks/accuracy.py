@@ -27,6 +27,8 @@ FULL = ROOT.parent / "shared" / "runs" / "measured_runs.csv"
 SHELF = ROOT / "profiles" / "data" / "calibrations"
 RECORD = ROOT / "benchmarks" / "accuracy.json"
 BY_HAND = "datasheet"
+HEADINGS = ("runs", "median", "P90", "bias", "in the interval", "peak memory", "OOM labels")
+HEADINGS += ("tau", "regret")
 
 
 def judged_device(path: str, device: str) -> tuple[list[Judged], list[tuple[str, str]]]:
@@ -77,9 +79,8 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
 def markdown(found: dict[str, dict[str, float | int | None]]) -> str:
     """The table of the README: one line a source with at least five timed runs."""
     lines = [
-        "| source | runs | median | P90 | bias | in the interval | peak memory | OOM labels | tau"
-        " | regret |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| source | {' | '.join(HEADINGS)} |",
+        f"| {' | '.join(['---'] * (1 + len(HEADINGS)))} |",
     ]
     for source, own in found.items():
         if own["n"] < 5:
