@@ -27,6 +27,8 @@ FULL = ROOT.parent / "shared" / "runs" / "measured_runs.csv"
 SHELF = ROOT / "profiles" / "data" / "calibrations"
 RECORD = ROOT / "benchmarks" / "accuracy.json"
 BY_HAND = "datasheet"
+HEADINGS = ("runs", "median", "P90", "bias", "in the interval", "peak memory", "OOM labels")
+HEADINGS += ("tau", "regret")
 
 
 def judged_device(path: str, device: str) -> tuple[list[Judged], list[tuple[str, str]]]:
@@ -77,13 +79,14 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
 def markdown(found: dict[str, dict[str, float | int | None]]) -> str:
     """The table of the README: one line a source with at least five timed runs."""
     lines = [
-        "| source | runs | median | P90 | bias | in the interval | OOM labels | tau | regret |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| source | {' | '.join(HEADINGS)} |",
+        f"| {' | '.join(['---'] * (1 + len(HEADINGS)))} |",
     ]
     for source, own in found.items():
         if own["n"] < 5:
             continue
-        cells = [own["median"], own["p90"], own["bias"], own["coverage"], own["oom_accuracy"]]
+        columns = ("median", "p90", "bias", "coverage", "memory_median", "oom_accuracy")
+        cells = [own[column] for column in columns]
         words = ["" if cell is None else f"{100 * cell:.1f} %" for cell in cells]
         tau = "" if own["tau"] is None else f"{own['tau']:.2f}"
         regret = "" if own["regret_mean"] is None else f"{100 * own['regret_mean']:.1f} %"

@@ -76,7 +76,8 @@ class Judged:
     def measured_peak_mem_gib(self) -> float | None:
         """The measurement in GiB, also where its source prints GB."""
         gib = self.run.peak_mem_gib
-        if gib is not None and ("GB" in self.run.mem_basis or self.run.mem_basis == "device"):
+        basis = self.run.memory_basis
+        if gib is not None and ("GB" in basis or basis == "device"):
             return gib * GB / GIB
         return gib
 
@@ -112,7 +113,7 @@ def _judged(each: Replay, calibration: Calibration, memo: Memo) -> Judged:
     estimate = cost.estimate(min_fit=FITS)
     step_s = each.step_s(calibration, memo)
     fast, slow = calibration.efficiencies.step_time_90
-    basis = _basis(estimate, each.run.mem_basis)
+    basis = _basis(estimate, each.run.memory_basis)
     spread = [end / estimate.peak_mem_bytes for end in estimate.peak_mem_interval_bytes]
     return Judged(
         run=each.run,

@@ -120,7 +120,7 @@ def _projections(
 
 
 def _normalised(name: str, width: int, shard: Shard) -> Saved:
-    return Saved(f"{name} input", shard.sp_tokens * width * shard.element, "layernorm")
+    return Saved(f"{name} input", shard.kept_tokens * width * shard.element, "layernorm")
 
 
 def _latent_projections(

@@ -19,7 +19,7 @@ from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_la
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
-from profiles.layers import Block, ExpertFeedForward
+from profiles.layers import Block, Embedding, ExpertFeedForward
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
@@ -207,6 +207,10 @@ class CostContext:
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
         states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
+        if isinstance(layer, Embedding) and states.forward_comm_s:
+            # the root unit of FSDP, which is not freed between its passes
+            whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
+            states = replace(states, parameter_bytes=whole)
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
             backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),

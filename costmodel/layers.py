@@ -14,7 +14,7 @@ from costmodel.collectives import collective_seconds
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
-from costmodel.work import Collective, Group, Stream
+from costmodel.work import AttentionCore, Collective, Gemm, Group, Stream
 from profiles.layers import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+OPERATORS = "operators"
 SHARPNESS = 4  # of the change from launch-bound to device-bound layers
 
 
@@ -136,7 +137,8 @@ class TimedLayer:
 
     ``by_module``: forward pass of each module that selective recomputation may name;
     ``saved_by_module``: bytes that it would free, under None what nothing but full recomputation
-    frees.
+    frees. ``outputs_bytes``: results of attention and of every second GEMM, and of
+    the residual where kernels are not fused.
     """
 
     forward: PassCost
@@ -144,6 +146,7 @@ class TimedLayer:
     weight_s: float
     by_module: Mapping[str, PassCost]
     saved_by_module: Mapping[str | None, int]
+    outputs_bytes: int
     transient_bytes: int
     boundary_bytes: int
     recomputes: bool
@@ -158,6 +161,9 @@ class TimedLayer:
         again, kept = PassCost(), saved
         if self.recomputes and recompute.kind is RecomputeKind.FULL:
             again, kept = self.forward, self.boundary_bytes
+        elif self.recomputes and recompute.modules == (OPERATORS,):
+            cheap = self.by_module.get("core_attn", PassCost()) * -1
+            again, kept = (self.forward + cheap) * 0.5, self.boundary_bytes + self.outputs_bytes
         elif self.recomputes:
             for module in recompute.modules:
                 again = again + self.by_module.get(module, PassCost())
@@ -190,6 +196,7 @@ def timed_layer(
     launched = [0, 0]
     by_module: dict[str, PassCost] = {}
     saved: dict[str | None, int] = {}
+    outputs = 0
     for operator in operators:
         own = timer.seconds(operator.forward, operator.module)
         forward = forward + own
@@ -201,17 +208,20 @@ def timed_layer(
         if operator.beside:
             backward = backward + timer.beside(operator.beside, operator.backward_input)
         by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
+        outputs += sum(_output_elements(work) for work in operator.forward)
         for tensor in operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
     dense, expert = rank_parameters(layer, strategy, shares_embedding=shares_embedding)
+    boundary = boundary_bytes(layer, strategy, training, micro_batch)
     return TimedLayer(
         forward=timer.launched(forward, launched[0]),
         backward=timer.launched(backward, launched[1]),
         weight_s=weight_s,
         by_module=by_module,
         saved_by_module=saved,
+        outputs_bytes=outputs * training.param_bytes + (0 if training.fused_kernels else boundary),
         transient_bytes=max((operator.transient_bytes for operator in operators), default=0),
-        boundary_bytes=boundary_bytes(layer, strategy, training, micro_batch),
+        boundary_bytes=boundary,
         recomputes=isinstance(layer, Block),
         dense_params=dense,
         expert_params=expert,
@@ -221,6 +231,13 @@ def timed_layer(
 def _as_recompute(cost: PassCost) -> PassCost:
     """Computing a pass again: its arithmetic is recomputation, its communication stays named."""
     return PassCost(0.0, cost.compute_s, cost.tp_s, cost.cp_s, cost.ep_s, 0.0, cost.host_s)
+
+
+def _output_elements(work: Work) -> int:
+    """Elements of what attention makes, and of every second GEMM: half of each GEMM's."""
+    if isinstance(work, AttentionCore):
+        return work.batch * work.heads * work.query_len * work.value_head_dim
+    return work.m * work.n * work.groups // 2 if isinstance(work, Gemm) else 0
 
 
 def _kernels(works: tuple[Work, ...]) -> int:

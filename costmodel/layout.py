@@ -55,7 +55,8 @@ class RecomputeKind(StrEnum):
 class Recompute:
     """Recomputation of one layer; ``modules`` only for the selective kind, sorted.
 
-    Modules: ``core_attn`` (scores to context), ``layernorm``, ``mlp`` and ``moe_act``.
+    Modules: ``core_attn`` (scores to context), ``layernorm``, ``mlp`` and ``moe_act``; or
+    ``operators`` alone: everything but attention and every second GEMM (torchtitan's "op").
     """
 
     kind: RecomputeKind

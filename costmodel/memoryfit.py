@@ -66,7 +66,8 @@ class Evidence:
             return None
         cost = LayoutCost(each.context(calibration, memo), each.layout)
         full = cost.fullest
-        in_gb = run.mem_basis == "device" or "GB" in run.mem_basis
+        basis = run.memory_basis
+        in_gb = basis == "device" or "GB" in basis
         unit = GB if in_gb else GIB
         return cls(
             allocated=full.allocated_bytes,
@@ -75,8 +76,8 @@ class Evidence:
             usable=cost.context.usable_bytes,
             worked=run.outcome == "ok",
             peak=run.peak_mem_gib * unit if run.peak_mem_gib else None,
-            with_reserve=float(run.mem_basis in ("device", "reserved")),
-            with_outside=float(run.mem_basis == "device"),
+            with_reserve=float(basis in ("device", "reserved")),
+            with_outside=float(basis == "device"),
         )
 
 

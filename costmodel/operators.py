@@ -114,6 +114,11 @@ class Shard:
         return -(-self.tokens // self.tp) if self.strategy.sequence_parallel else self.tokens
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens of what is kept of the input of a tensor-parallel region."""
+        return self.tokens if self.training.keeps_gathered else self.sp_tokens
+
+    @property
     def element(self) -> int:
         """Bytes of one activation element."""
         return self.training.param_bytes
@@ -128,7 +133,8 @@ class Shard:
             return TensorParallelWork(backward=(reduce,))
         gather = Collective(CollectiveKind.ALL_GATHER, Group.TP, size)
         scatter = Collective(CollectiveKind.REDUCE_SCATTER, Group.TP, size)
-        return TensorParallelWork(forward=(gather,), backward=(scatter,), again=(gather,))
+        again = () if self.training.keeps_gathered else (gather,)
+        return TensorParallelWork(forward=(gather,), backward=(scatter,), again=again)
 
     def leave_tp(self, width: int) -> TensorParallelWork:
         """Collectives where activations of ``width`` leave a tensor-parallel region."""

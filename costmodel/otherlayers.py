@@ -4,6 +4,7 @@ ones from a model file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from costmodel.operators import (
@@ -15,6 +16,7 @@ from costmodel.operators import (
 )
 from costmodel.work import Collective, CollectiveKind, Gemm, Group, Stream
 from profiles.layers import Conv2d, CustomLayer, Embedding, Head, Linear, Norm, Table
+from profiles.training import LossKernel
 
 if TYPE_CHECKING:
     from costmodel.operators import Shard
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["other_operators"]
 
 TOKEN_BYTES = 8  # int64 indices
+FP32 = 4  # bytes
+LOSS_CHUNKS = 8
 
 
 def other_operators(
@@ -68,13 +72,7 @@ def _embedding(layer: Embedding, shard: Shard) -> tuple[Operator, ...]:
 
 
 def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
-    """Final norm, projection to the vocabulary, cross entropy in fp32.
-
-    The fused loss works on each rank's part of the vocabulary and keeps the softmax in fp32 (4
-    bytes a logit); while it runs, the logits and their gradient live beside it in the activation
-    type. PyTorch's own gathers the logits, copies them to fp32, and has that copy, its gradient,
-    and both in the activation type beside the softmax.
-    """
+    """Final norm, projection to the vocabulary, cross entropy (see ``LossKernel``)."""
     vocab = padded_vocab(layer.vocab, shard.tp) // shard.tp
     logits = shard.tokens * vocab
     elements = shard.sp_tokens * layer.hidden
@@ -87,40 +85,76 @@ def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
             "logits",
             (shard.tokens, vocab, layer.hidden),
             block=False,
-            saved=(Saved("logits input", elements * shard.element),),
+            saved=(Saved("logits input", shard.kept_tokens * layer.hidden * shard.element),),
             enter=shard.enter_tp(layer.hidden),
         )
     )
-    operators.append(_fused_loss(logits, shard))
-    if not shard.training.fused_kernels:
-        operators[-1] = _eager_loss(logits * shard.tp, shard)
+    operators.append(_loss(logits, shard))
     return tuple(operators)
 
 
-def _fused_loss(logits: int, shard: Shard) -> Operator:
-    fp32 = 4 * logits
+def _loss(logits: int, shard: Shard) -> Operator:
+    match shard.training.loss_kernel:
+        case LossKernel.FUSED:
+            return _fused_loss(logits, shard, softmax_bytes=FP32)
+        case LossKernel.HALF:
+            return _fused_loss(logits, shard, softmax_bytes=shard.element)
+        case LossKernel.EAGER:
+            whole = logits * shard.tp
+            size = whole * shard.element
+            gather = (Collective(CollectiveKind.ALL_GATHER, Group.TP, size),)
+            return _eager_loss(whole, shard, gather if shard.tp > 1 else ())
+        case LossKernel.SHARDED:
+            return _sharded_loss(logits, shard)
+        case LossKernel.CHUNKED:
+            return _chunked_loss(logits, shard)
+        case _:
+            assert_never(shard.training.loss_kernel)
+
+
+def _fused_loss(logits: int, shard: Shard, *, softmax_bytes: int) -> Operator:
+    """Keeps the softmax; while it runs, the logits and their gradient live beside it. In the
+    activation type the softmax takes the place of the logits.
+    """
+    fp32, own = softmax_bytes * logits, shard.element * logits
     return Operator(
         name="loss",
-        forward=(Stream(logits * shard.element + 3 * fp32, 3),),
-        backward_input=(Stream(fp32 + logits * shard.element, 1),),
+        forward=(Stream(own + 3 * fp32, 3),),
+        backward_input=(Stream(fp32 + own, 1),),
         saved=(Saved("softmax of logits", fp32),),
-        transient_bytes=2 * logits * shard.element,
+        transient_bytes=own if softmax_bytes < FP32 else 2 * own,
     )
 
 
-def _eager_loss(logits: int, shard: Shard) -> Operator:
-    """On ``logits`` of the whole vocabulary: to fp32, logarithm of the softmax, its gradient, back
-    to the activation type.
+def _eager_loss(logits: int, shard: Shard, gather: tuple[Work, ...] = ()) -> Operator:
+    """To fp32, logarithm of the softmax, its gradient, back to the activation type; the copy, the
+    gradient, and both in the activation type live beside the softmax.
     """
-    fp32, own = 4 * logits, logits * shard.element
-    whole = Collective(CollectiveKind.ALL_GATHER, Group.TP, own)
-    gather = (whole,) if shard.tp > 1 else ()
+    fp32, own = FP32 * logits, logits * shard.element
     return Operator(
         name="loss",
         forward=(*gather, Stream(own + fp32, 1), Stream(3 * fp32, 2)),
         backward_input=(Stream(3 * fp32, 2), Stream(fp32 + own, 1)),
         saved=(Saved("softmax of logits", fp32),),
         transient_bytes=2 * fp32 + 2 * own,
+    )
+
+
+def _sharded_loss(logits: int, shard: Shard) -> Operator:
+    """As the eager one, but only the gradients of loss and softmax live beside the latter. Under
+    tensor parallelism the softmax is made of several operators, with copies of their own.
+    """
+    eager = _eager_loss(logits, shard)
+    return eager if shard.tp > 1 else replace(eager, transient_bytes=2 * FP32 * logits)
+
+
+def _chunked_loss(logits: int, shard: Shard) -> Operator:
+    """Logits and their gradient are whole, all in fp32 is only there for a part of the tokens."""
+    own = logits * shard.element
+    return replace(
+        _eager_loss(logits, shard),
+        saved=(Saved("logits", own),),
+        transient_bytes=own + 3 * FP32 * logits // LOSS_CHUNKS,
     )
 
 

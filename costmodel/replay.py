@@ -32,10 +32,10 @@ __all__ = ["Replay", "replay", "run_layout"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
+OPERATORS: Final = Recompute(RecomputeKind.SELECTIVE, ("operators",))
 MODULES: Final = {"core_attn", "layernorm", "mlp", "moe_act", "mla_up_proj"}
-OPERATORS_AGAIN: Final = (
-    0.4  # of a block, where every second GEMM and all cheap operators run again
-)
+_SOME_OPERATORS: Final = re.compile(r"(0\.\d+) of ops")
+OPERATORS_OF_A_BLOCK: Final = 13  # as Aceso counts them
 _RECOMPUTE: Final = re.compile(r"(none|selective|full)(?:\((.*)\))?")
 
 
@@ -107,13 +107,16 @@ def run_layout(run: MeasuredRun, model: ModelSpec, training: TrainingSpec) -> tu
     if model.num_blocks < pp:
         message = f"{pp} stages of {model.num_blocks} blocks"
         raise InputError(Problem(where=f"{run.where}:pp", message=message))
+    strategy = _strategy(run, mesh)
+    if _SOME_OPERATORS.search(run.recompute):
+        strategy = replace(strategy, recompute=CORE)  # of blocks that are not recomputed whole
     layout = Layout(
         mesh=mesh,
         schedule=schedule,
         num_chunks=chunks,
         micro_batch=micro_batch,
         num_microbatches=whole,
-        chunks=_chunks(model, pp, chunks, _strategy(run, mesh), _recompute(run)),
+        chunks=_chunks(model, pp, chunks, strategy, _recompute(run)),
     )
     return layout, microbatches
 
@@ -171,12 +174,9 @@ def _strategy(run: MeasuredRun, mesh: Mesh) -> Strategy:
 
 
 def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
-    """How blocks are recomputed, and the part of them that is (above 1: their number a stage).
-
-    Recomputation by operator is taken as full recomputation of a part of the blocks: it frees
-    about as much and repeats about as much.
-    """
-    found = _RECOMPUTE.match(run.recompute.lower() or "none")
+    """How blocks are recomputed, and the part of them that is (above 1: their number a stage)."""
+    text = run.recompute.lower() or "none"
+    found = _RECOMPUTE.match(text)
     if found is None:
         message = f"is {run.recompute!r}"
         expected = "none, selective(what) or full(how many layers)"
@@ -187,13 +187,30 @@ def _recompute(run: MeasuredRun) -> tuple[Recompute, float]:
     if kind == "none":
         return NO_RECOMPUTE, 1.0
     if kind == "full":
-        count = re.match(r"(\d+) layers", what)
-        return FULL, float(count[1]) if count else 1.0
-    if part := re.match(r"(0\.\d+) of ops", what):
-        return FULL, float(part[1])
+        return FULL, _part(what)
+    return _selective(text, what)
+
+
+def _part(what: str) -> float:
+    """Of the blocks that are recomputed whole: "3 of 32 layers", or "5 layers" of each stage."""
+    if found := re.match(r"(\d+) of (\d+) layers", what):
+        return int(found[1]) / int(found[2])
+    found = re.match(r"(\d+) layers", what)
+    return float(found[1]) if found else 1.0
+
+
+def _selective(text: str, what: str) -> tuple[Recompute, float]:
+    """A part of all operators begins with those that free most, the cores of attention: one of each
+    block. The others are taken as full recomputation of a part of the blocks. Of two kinds that
+    are stated, full needs less memory.
+    """
+    if "full" in text:
+        return FULL, 1.0
+    if part := _SOME_OPERATORS.match(what):
+        return FULL, max(0.0, float(part[1]) - 1 / OPERATORS_OF_A_BLOCK)
     if "every 2nd layer" in what:
         return FULL, 0.5
-    if what == "op":
-        return FULL, OPERATORS_AGAIN
+    if what in ("op", "graph"):
+        return OPERATORS, 1.0
     modules = tuple(sorted(MODULES & set(what.split("+"))))
     return (Recompute(RecomputeKind.SELECTIVE, modules), 1.0) if modules else (CORE, 1.0)

@@ -117,7 +117,9 @@ def _part(
         once = seconds(CollectiveKind.ALL_REDUCE, gradient, replicas.shard) + across
     else:
         once = across + (scatter if zero < GRADIENTS_ONLY else 0.0)
-    working = weight * 2 if zero == WEIGHTS_TOO else 0
+    working = 0
+    if zero == WEIGHTS_TOO:
+        working = weight * (2 if training.prefetches else 1) + params * training.reduce_copy_bytes
     if zero >= GRADIENTS_ONLY and shards > 1:
         working += gradient
     return StateCost(

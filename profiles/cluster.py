@@ -45,7 +45,8 @@ class NodeSpec:
 
     ``gpu_bytes_per_s``: per GPU to any other GPU of the node (NVLink, PCIe). ``islands``: smaller
     groups with faster links, from the GPUs up (pairs under a bridge). ``direct_links``: no switch,
-    but an equal link to each other GPU, so that a group uses only those to its own members.
+    but an equal link to each other GPU (or island), so that a group uses only those to its own
+    members. ``reduces_in_switch``: the switch adds up what it carries (NVLink SHARP).
     ``nic_bytes_per_s``: per NIC. ``num_hosts`` machines share the domain where it is a rack.
     """
 
@@ -59,6 +60,7 @@ class NodeSpec:
     nic_latency_s: float
     islands: tuple[Island, ...] = ()
     direct_links: bool = False
+    reduces_in_switch: bool = False
     num_hosts: int = 1
     host_memory_bytes: int | None = None
     price_per_gpu_hour: float | None = None

@@ -140,8 +140,11 @@ class InlineNode(FileSchema):
     )
     direct_links: bool = Field(
         False,
-        description="A link from each GPU to each other one instead of a switch: n GPUs of N use "
-        "(n-1)/(N-1) of gpu_link.",
+        description="A link from each GPU (or island) to each other one instead of a switch: n "
+        "GPUs of N use (n-1)/(N-1) of gpu_link.",
+    )
+    reduces_in_switch: bool = Field(
+        False, description="The switch of the GPUs adds up what it carries: NVLink SHARP."
     )
     nics: NicsFile
     host_memory_gib: float | None = Field(
@@ -156,8 +159,6 @@ class InlineNode(FileSchema):
         for small, large in pairwise(sizes):
             if small >= large or large % small:
                 raise ValueError(f"islands of {small} GPUs to be whole parts of {large}")
-        if self.direct_links and self.islands:
-            raise ValueError("either direct_links or islands")
         if self.num_gpus % self.num_hosts:
             raise ValueError(f"{self.num_hosts} hosts to share {self.num_gpus} GPUs equally")
         return self
@@ -204,6 +205,7 @@ def node_of(file: InlineNode, device: DeviceSpec) -> NodeSpec:
             for island in file.islands
         ),
         direct_links=file.direct_links,
+        reduces_in_switch=file.reduces_in_switch,
         num_hosts=file.num_hosts,
         num_nics=file.nics.count,
         nic_bytes_per_s=file.nics.bandwidth_gb_per_s * GB,
@@ -221,8 +223,9 @@ def resized(node: NodeSpec, num_gpus: int) -> NodeSpec:
         return node
     within = next((island for island in node.islands if island.num_gpus >= num_gpus), None)
     rate = within.bytes_per_s if within else node.gpu_bytes_per_s
-    if node.direct_links and num_gpus > 1:
-        rate *= (num_gpus - 1) / (node.num_gpus - 1)
+    if node.direct_links and within is None and num_gpus > 1:
+        unit = node.islands[-1].num_gpus if node.islands else 1
+        rate *= (num_gpus / unit - 1) / (node.num_gpus / unit - 1)
     memory = node.host_memory_bytes
     return replace(
         node,
@@ -231,6 +234,7 @@ def resized(node: NodeSpec, num_gpus: int) -> NodeSpec:
         gpu_bytes_per_s=rate,
         gpu_latency_s=within.latency_s if within else node.gpu_latency_s,
         islands=tuple(island for island in node.islands if island.num_gpus < num_gpus),
+        direct_links=node.direct_links and within is None,
         num_hosts=-(-num_gpus // node.gpus_per_host),
         num_nics=max(1, node.num_nics * num_gpus // node.num_gpus),
         host_memory_bytes=None if memory is None else memory * num_gpus // node.num_gpus,

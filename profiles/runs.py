@@ -96,6 +96,11 @@ class MeasuredRun:
         return f"{stack} over Omni-Path" if "omni-path" in self.inter_bw.lower() else stack
 
     @property
+    def memory_basis(self) -> str:
+        """What the peak counts, also where only the notes say that it is what was reserved."""
+        return "reserved" if "peak reserved" in self.notes else self.mem_basis
+
+    @property
     def always_predicted(self) -> bool:
         """Whether everything is stated that an estimate needs, by a source to be trusted."""
         trusted = self.trust in ("high", "medium")

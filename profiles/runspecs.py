@@ -28,7 +28,7 @@ from profiles.layers import (
 from profiles.model import LayerRun, ModelSpec
 from profiles.nearest import nearest
 from profiles.shorthand import Catalog
-from profiles.training import AttentionKernel, GradDtype, Precision, TrainingSpec
+from profiles.training import AttentionKernel, GradDtype, LossKernel, Precision, TrainingSpec
 
 if TYPE_CHECKING:
     from profiles.cluster import NodeSpec
@@ -136,8 +136,29 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
         grad_dtype=_grad_dtype(run),
         attention=_attention_kernel(run),
         fused_kernels=early or _has_fused_kernels(run),
-        fused_norms=True if "RMS kernel" in run.attn_kernel else None,
+        fused_norms=_norms_are_fused(run),
+        loss=_loss_kernel(run),
+        keeps_gathered=_is_torchtitan(run),
+        reduces_in_fp32=_is_torchtitan(run),
     )
+
+
+def _norms_are_fused(run: MeasuredRun) -> bool | None:
+    """The stack torchtitan brings a kernel for its norms, also where it does not compile."""
+    return True if "RMS kernel" in run.attn_kernel or _is_torchtitan(run) else None
+
+
+def _is_torchtitan(run: MeasuredRun) -> bool:
+    return "torchtitan" in run.stack.lower()
+
+
+def _loss_kernel(run: MeasuredRun) -> LossKernel | None:
+    """The stack torchtitan computes PyTorch's loss on each rank's part of the vocabulary."""
+    if not _is_torchtitan(run):
+        return None
+    if "chunked cross-entropy" in run.notes:
+        return LossKernel.CHUNKED
+    return LossKernel.SHARDED
 
 
 def _grad_dtype(run: MeasuredRun) -> GradDtype:
@@ -248,7 +269,7 @@ def run_cluster(run: MeasuredRun) -> ClusterSpec:
 def _cluster(
     device: str, num_gpus: int, per_node: int, nics: tuple[int, float] | None
 ) -> ClusterSpec:
-    node = _node(device)
+    node = _node(device, per_node)
     size = min(per_node or node.num_gpus, num_gpus)
     if nics is not None:
         count, rate = nics
@@ -265,9 +286,14 @@ def _cluster(
 
 
 @lru_cache(maxsize=64)
-def _node(device: str) -> NodeSpec:
+def _node(device: str, num_gpus: int) -> NodeSpec:
+    """The device's usual node, or where another one has exactly that many GPUs, that one."""
     catalog = Catalog(device)
-    return catalog.node(catalog.device_file(device).default_node)
+    usual = catalog.node(catalog.device_file(device).default_node)
+    if num_gpus in (0, usual.num_gpus):
+        return usual
+    nodes = (catalog.node(name) for name in shelf.nodes_of(device))
+    return next((node for node in nodes if node.num_gpus == num_gpus), usual)
 
 
 def _nics(run: MeasuredRun) -> tuple[int, float] | None:

@@ -14,12 +14,13 @@ from typing import Final, Literal
 from profiles.errors import InputError, Problem
 from profiles.nearest import nearest
 
-__all__ = ["DATA", "Shelf", "find", "names", "names_and_aliases"]
+__all__ = ["DATA", "Shelf", "find", "names", "names_and_aliases", "nodes_of"]
 
 Shelf = Literal["models", "devices", "nodes", "calibrations"]
 
 DATA: Final = Path(__file__).parent / "data"
 _ALIASES: Final = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
+_DEVICE: Final = re.compile(r"^device: (\S+)$", re.MULTILINE)
 
 
 def find(shelf: Shelf, name: str, *, where: str) -> Path:
@@ -57,6 +58,14 @@ def names_and_aliases(shelf: Shelf) -> dict[str, str]:
         if line := _ALIASES.search(text):
             known |= {alias.strip(): name for alias in line[1].split(",") if alias.strip()}
     return known
+
+
+@cache
+def nodes_of(device: str) -> tuple[str, ...]:
+    """The nodes of a device, in natural order."""
+    texts = {name: (DATA / "nodes" / f"{name}.yaml").read_text("utf-8") for name in names("nodes")}
+    found = {name: _DEVICE.search(text) for name, text in texts.items()}
+    return tuple(name for name, line in found.items() if line and line[1] == device)
 
 
 def _natural(name: str) -> list[tuple[float, str]]:

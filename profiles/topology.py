@@ -3,8 +3,8 @@
 The graph is a tree: GPUs hang on their island, if the node has islands, islands on their node,
 nodes on the fabric. Every link's share is *derived*: when all groups of an axis communicate at
 once, the links that several of them cross are divided among them. NIC sharing, rank order and
-oversubscription all come out of this one rule, so no case is special. Only where GPUs have a link
-to each other one (``direct_links``), a group uses those to its own members.
+oversubscription all come out of this one rule, so no case is special. Only where GPUs, or islands
+of them, have a link to each other one (``direct_links``), a group uses those to its own members.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Level:
     ``members``: ranks of the group below one of those sub-trees, the one with most traffic to the
     others. ``bytes_per_s``: what *one*
     group gets of one sub-tree's link, one direction, while all groups of the axis are active.
-    ``leaves_node``: whether the links are NICs and cables between nodes.
+    ``leaves_node``: whether the links are NICs and cables between nodes. ``reduces``: whether the
+    switch adds up what it carries.
     """
 
     fanout: int
@@ -45,6 +46,7 @@ class Level:
     bytes_per_s: float
     latency_s: float
     leaves_node: bool
+    reduces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,30 +174,45 @@ class Topology:
             crossed = crossing[first]
             load = np.bincount(crossed, minlength=len(self._capacity[depth]))
             shares = self._capacity[depth][crossed] / load[crossed]
-            if depth == 0 and self._has_direct_links:
-                shares *= self._used_links(crossing)
+            if depth == self._node_depth - 1 and self._has_direct_links:
+                shares *= self._used_links(crossing, first, depth)
             starts = np.flatnonzero(first.ravel())
             members = np.diff(starts, append=first.size)
             heaviest = int(members[np.argmax(members * (size - members))])
-            leaves_node = depth >= self._node_depth
-            share = float(shares.min())
-            levels.append(Level(spread, heaviest, share, self._latency[depth], leaves_node))
+            levels.append(
+                Level(
+                    fanout=spread,
+                    members=heaviest,
+                    bytes_per_s=float(shares.min()),
+                    latency_s=self._latency[depth],
+                    leaves_node=depth >= self._node_depth,
+                    reduces=depth == self._node_depth - 1 and self._reduces,
+                )
+            )
         return GroupLink(size, _joined(levels))
 
     @cached_property
     def _has_direct_links(self) -> bool:
         return any(group.node.direct_links for group in self.cluster.groups)
 
-    def _used_links(self, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The part of each GPU's links that leads to members of its group: all of them through a
-        switch and for those who are alone in their node.
+    @cached_property
+    def _reduces(self) -> bool:
+        return all(group.node.reduces_in_switch for group in self.cluster.groups)
+
+    def _used_links(
+        self, groups: NDArray[np.int64], first: NDArray[np.bool_], depth: int
+    ) -> NDArray[np.float64]:
+        """The part of the links of each GPU, or island, that leads to members of its group: all of
+        them through a switch and for those who are alone in their node. ``first`` marks the first
+        of each vertex in the rows of ``groups``.
         """
         nodes = self.cluster.nodes
-        node = self._ancestors[self._node_depth][groups]
-        of_group = node + np.arange(len(groups))[:, None] * len(nodes)
+        rank = np.unique(self._ancestors[depth], return_index=True)[1]
+        node = self._ancestors[self._node_depth][rank][groups]
+        of_group = (node + np.arange(len(groups))[:, None] * len(nodes))[first]
         _, where, counts = np.unique(of_group, return_inverse=True, return_counts=True)
-        members, node = counts[where.ravel()], node.ravel()
-        others = np.array([each.num_gpus - 1 for each in nodes])[node]
+        members, node = counts[where], node[first]
+        others = np.bincount(self._ancestors[self._node_depth][rank])[node] - 1
         direct = np.array([each.direct_links for each in nodes])[node] & (members > 1)
         return np.where(direct, (members - 1) / np.maximum(others, 1), 1.0)
 

@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_SEQ_LEN",
     "AttentionKernel",
     "GradDtype",
+    "LossKernel",
     "Optimizer",
     "Precision",
     "TrainingSpec",
@@ -91,6 +92,20 @@ class AttentionKernel(StrEnum):
         return self in (AttentionKernel.UNFUSED, AttentionKernel.EAGER)
 
 
+class LossKernel(StrEnum):
+    """How the cross entropy runs. ``fused``: on each rank's part of the vocabulary, in place, in
+    fp32; ``half``: the same in the activation type; ``eager``: PyTorch's own, on logits gathered
+    over tensor parallelism; ``sharded``: PyTorch's own on each rank's part, the logits given up
+    before its backward (torchtitan); ``chunked``: that in eight pieces of the tokens.
+    """
+
+    FUSED = "fused"
+    HALF = "half"
+    EAGER = "eager"
+    SHARDED = "sharded"
+    CHUNKED = "chunked"
+
+
 class Optimizer(StrEnum):
     """Optimizer; the suffix says how its states are kept."""
 
@@ -126,7 +141,11 @@ class TrainingSpec:
     ``micro_batch`` None lets the search choose. ``fused_kernels``: norm, activation, rotary
     embedding each as one kernel (as in Megatron-LM, Transformer Engine or compiled PyTorch);
     without, each reads and writes memory several times and saves more. ``fused_norms`` says so of
-    the norms alone (None: as ``fused_kernels``).
+    the norms alone, and ``loss`` how the loss runs (None: as ``fused_kernels``).
+    ``keeps_gathered``: what sequence parallelism gathers is kept for the backward pass, as
+    PyTorch's DTensor does, instead of gathered again. Under ZeRO-3, ``reduces_in_fp32``: 16-bit
+    gradients are copied to fp32 on their way to the shards; ``prefetches``: the next layer's
+    weights are gathered while one runs.
     """
 
     global_batch: int
@@ -138,11 +157,27 @@ class TrainingSpec:
     attention: AttentionKernel = AttentionKernel.FLASH2
     fused_kernels: bool = True
     fused_norms: bool | None = None
+    loss: LossKernel | None = None
+    keeps_gathered: bool = False
+    reduces_in_fp32: bool = False
+    prefetches: bool = True
 
     @property
     def norms_are_fused(self) -> bool:
         """Whether each norm is one kernel."""
         return self.fused_kernels if self.fused_norms is None else self.fused_norms
+
+    @property
+    def loss_kernel(self) -> LossKernel:
+        """How the loss runs."""
+        if self.loss is not None:
+            return self.loss
+        return LossKernel.FUSED if self.fused_kernels else LossKernel.EAGER
+
+    @property
+    def reduce_copy_bytes(self) -> int:
+        """Bytes of the copy of a gradient element that is reduced."""
+        return 4 if self.reduces_in_fp32 else 0
 
     @property
     def tokens(self) -> int:

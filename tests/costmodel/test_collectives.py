@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from costmodel.collectives import collective_seconds, p2p_seconds
+from costmodel.collectives import DEPTH, MOST_FILLING, collective_seconds, p2p_seconds
 from costmodel.work import CollectiveKind
 from profiles import load_calibration, load_cluster
 from profiles.cluster import ClusterSpec, FabricLevel, NodeGroup
@@ -55,8 +55,35 @@ def test_an_all_reduce_never_takes_longer_than_gathering_and_scattering(n, size)
 
 def test_a_ring_of_eight_waits_for_seven_hops_and_a_tree_for_three_each_way():
     link = flat(8, latency=LATENCY)
-    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(7 * LATENCY, rel=1e-3)
-    assert collective_seconds(ALL_REDUCE, 1, link, IDEAL) == pytest.approx(6 * LATENCY, rel=1e-3)
+    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(7 * LATENCY, rel=5e-3)
+    assert collective_seconds(ALL_REDUCE, 1, link, IDEAL) == pytest.approx(6 * LATENCY, rel=5e-3)
+
+
+def test_filling_the_pipeline_costs_what_the_best_number_of_pieces_leaves():
+    """Counted out: k pieces pass s steps in s + k - 1 turns of the least duration."""
+    link, size, steps = flat(8, latency=LATENCY), 4 * 10**6, 1000
+    depth, transfer = 2 * DEPTH * LATENCY, 2 * 7 / 8 * size / RATE
+    counted = min((steps + k - 1) * (depth / steps + transfer / k) for k in range(1, 20_000))
+    seconds = collective_seconds(ALL_REDUCE, size, link, IDEAL)
+    assert seconds == pytest.approx(counted + (6 - 2 * DEPTH) * LATENCY, rel=0.02)
+
+
+def test_large_messages_fill_the_pipeline_with_pieces_of_bounded_size():
+    link, size = flat(8, latency=LATENCY), 10**10
+    seconds = collective_seconds(ALL_REDUCE, size, link, IDEAL)
+    beside = (6 + 2 * MOST_FILLING) * LATENCY
+    assert seconds == pytest.approx(2 * 7 / 8 * size / RATE + beside)
+
+
+def test_a_switch_that_reduces_helps_many_ranks_and_not_few():
+    """H200 by nccl-tests: 480 GB/s on 8 ranks against 366 by rings, no gain on 4."""
+    for n, gain in ((8, 480 / 366), (6, 435.6 / 365), (4, 1.0)):
+        levels = flat(n).levels
+        reduces = GroupLink(n, (replace(levels[0], reduces=True),))
+        plain = collective_seconds(ALL_REDUCE, 10**9, flat(n), IDEAL)
+        assert plain / collective_seconds(ALL_REDUCE, 10**9, reduces, IDEAL) == pytest.approx(
+            gain, rel=0.04
+        )
 
 
 def test_a_ring_over_two_nodes_pays_the_long_hop_for_each_node_once():
@@ -64,7 +91,7 @@ def test_a_ring_over_two_nodes_pays_the_long_hop_for_each_node_once():
         16, (Level(8, 1, RATE, 2e-6, leaves_node=False), Level(2, 8, RATE, 6e-6, leaves_node=True))
     )
     expected = 14 * 2e-6 + 1 * 6e-6
-    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(expected, rel=1e-3)
+    assert collective_seconds(ALL_GATHER, 1, link, IDEAL) == pytest.approx(expected, rel=5e-3)
 
 
 def test_the_narrowest_level_sets_the_pace_of_a_ring():
