@@ -190,8 +190,6 @@ def timed_layer(
         backward = backward + timer.seconds(operator.backward_input, operator.module) + weight
         weight_s += weight.total_s
         launched[1] += _kernels(operator.backward_input) + _kernels(operator.backward_weight)
-        if operator.beside:
-            backward = backward + timer.beside(operator.beside, operator.backward_input)
         by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
         for tensor in operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
@@ -235,18 +233,6 @@ class _Timer:
         host = kernels * self.device.efficiencies.kernel_launch_s
         both = (device**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS)
         return cost + PassCost(host_s=both - device)
-
-    def beside(self, works: tuple[Work, ...], others: tuple[Work, ...]) -> PassCost:
-        """What remains of tensor-parallel collectives that run beside the compute of others."""
-        own = self.device.efficiencies
-        compute = sum(self.device.seconds(w) for w in others if not isinstance(w, Collective))
-        traffic = sum(
-            collective_seconds(work.kind, work.bytes, self.links[work.group], own)
-            for work in works
-            if isinstance(work, Collective)
-        )
-        hidden = min(compute, traffic)
-        return PassCost(tp_s=traffic - hidden * (1 - own.overlap_slowdown))
 
     def seconds(self, works: tuple[Work, ...], module: str) -> PassCost:
         """Communication hides behind its own operator's compute: T3's
