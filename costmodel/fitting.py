@@ -98,7 +98,7 @@ PARAMETERS: Final = (
     Parameter(name="gpu_link", spread=0.3, low=0.05, high=1.0),
     Parameter(name="nic", spread=0.4, low=0.05, high=1.0),
     Parameter(name="straggler", spread=0.5, low=1e-4, high=0.02),
-    Parameter(name="moe_imbalance", spread=0.3, low=1.0, high=4.0),
+    Parameter(name="moe_imbalance", spread=0.1, low=1.0, high=2.0),
     Parameter(name="tp_overlap", spread=0.3, low=0.0, high=0.95, linear=True),
     Parameter(name="dp_overlap", spread=0.2, low=0.0, high=1.0, linear=True),
     Parameter(name="ep_overlap", spread=0.3, low=0.0, high=0.95, linear=True),

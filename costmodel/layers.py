@@ -14,7 +14,7 @@ from costmodel.collectives import collective_seconds
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
-from costmodel.work import Collective, Group, Stream
+from costmodel.work import Collective, Gemm, Group, Stream
 from profiles.layers import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
 
 if TYPE_CHECKING:
@@ -214,8 +214,11 @@ def _as_recompute(cost: PassCost) -> PassCost:
 
 
 def _kernels(works: tuple[Work, ...]) -> int:
-    """Kernels that the host launches for some works."""
-    return sum(work.kernels if isinstance(work, Stream) else 1 for work in works)
+    """Kernels that the host launches for some works: one for each expert of a grouped GEMM."""
+    return sum(
+        work.kernels if isinstance(work, Stream) else work.groups if isinstance(work, Gemm) else 1
+        for work in works
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,9 @@ class _Timer:
             if isinstance(work, Collective):
                 axis: Group = Group.EP if work.group is Group.EXPERT_TP else work.group
                 link = self.links[work.group]
-                exposed[axis] += collective_seconds(work.kind, work.bytes, link, own)
+                exposed[axis] += collective_seconds(
+                    work.kind, work.bytes, link, own, copies=work.copies
+                )
         overlaps = {Group.TP: own.tp_overlap, Group.CP: own.cp_overlap, Group.EP: own.ep_overlap}
         for axis, overlap in overlaps.items():
             hidden = overlap * min(compute, exposed[axis])

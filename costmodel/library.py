@@ -4,8 +4,8 @@ A run's stack on its device is a leaf; above it stand the family of its releases
 (``Megatron-Bridge`` above ``Megatron-Bridge 26.04``), all stacks of the device, and at the root
 the datasheet. Every fit takes its parent as prior, so a leaf of few runs stays near its family.
 
-Cross-validation divides the runs into folds that keep a source's model and device together and
-predicts each fold by fits of all the others.
+Cross-validation leaves out a part of the runs and predicts it by fits of all the others. A run
+belongs to two parts: a fold, which keeps a source's model and device together, and its source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration
 
-__all__ = ["Leaf", "Library", "held_out", "leaf_of"]
+__all__ = ["Leaf", "Library", "Part", "held_out", "leaf_of"]
+
+Part = int | str  # a fold, or a source
 
 FOLDS: Final = 10
 MOST_RUNS: Final = 160  # of one fit: more of the same say little more
@@ -69,14 +71,23 @@ def held_out(each: Replay) -> int:
     return zlib.crc32(f"{run.file}|{run.model}|{run.gpu}".encode()) % FOLDS
 
 
+def parts(each: Replay) -> tuple[Part, Part]:
+    """The parts of a run: with either of them it is left out."""
+    return held_out(each), each.run.file
+
+
 @dataclass(slots=True)
 class _Node:
-    """A leaf or a parent with its runs, its fit, and its fits without each fold."""
+    """A leaf or a parent with its runs, its fit, and its fits without each part."""
 
     replays: list[Replay]
     fit: Fit
-    by_fold: dict[int, Calibration] = field(default_factory=dict)
+    without: dict[Part, Calibration] = field(default_factory=dict)
     residuals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def saw(self, part: Part | None) -> bool:
+        """Whether some of its runs belong to the part."""
+        return part is not None and any(part in parts(each) for each in self.replays)
 
 
 class Library:
@@ -92,7 +103,7 @@ class Library:
         """Fit everything, root first."""
         self.datasheet = datasheet
         self.nodes: dict[Leaf, _Node] = {}
-        self.memory: dict[tuple[Leaf, int | None], tuple[float, float]] = {}
+        self.memory: dict[tuple[Leaf, Part | None], tuple[float, float]] = {}
         groups: dict[Leaf, list[Replay]] = defaultdict(list)
         for each in replays:
             if each.run.step_time_s is None:
@@ -131,16 +142,14 @@ class Library:
         """The nearest parent that was fitted."""
         return next((parent for parent in parents(place) if parent in self.nodes), None)
 
-    def _prior(self, place: Leaf, fold: int | None = None) -> Calibration:
+    def _prior(self, place: Leaf, part: Part | None = None) -> Calibration:
         above = self.above(place)
         if above is None:
             return self.datasheet
         node = self.nodes[above]
-        return (
-            node.fit.calibration
-            if fold is None
-            else node.by_fold.get(fold, self._prior(above, fold))
-        )
+        if part is None or not node.saw(part):
+            return node.fit.calibration
+        return node.without.get(part, self._prior(above, part))
 
     def _node(self, place: Leaf, own: list[Replay]) -> _Node:
         chosen = _chosen(own, alike=place.stack == ANY)
@@ -152,14 +161,13 @@ class Library:
         node = _Node(own, found)
         model = found.model
         measured = log_measured(chosen)
-        folds = np.array([held_out(each) for each in chosen])
-        for fold in sorted({held_out(each) for each in own}):
-            seen = folds != fold
+        for part in dict.fromkeys(part for each in own for part in parts(each)):
+            seen = np.array([part not in parts(each) for each in chosen])
             if seen.sum() < LEAST_RUNS:
                 continue
-            before = self._prior(place, fold)
+            before = self._prior(place, part)
             centre = distance(model.parameters, found.calibration, before)
-            node.by_fold[fold] = refit(model.of(seen), measured[seen], centre, tightness)
+            node.without[part] = refit(model.of(seen), measured[seen], centre, tightness)
         node.residuals = self._residuals(place, node)
         return node
 
@@ -168,42 +176,40 @@ class Library:
         found = np.zeros(len(node.replays))
         for fold in {held_out(each) for each in node.replays}:
             rows = [i for i, each in enumerate(node.replays) if held_out(each) == fold]
-            calibration = node.by_fold.get(fold, self._prior(place, fold))
+            calibration = node.without.get(fold, self._prior(place, fold))
             estimated = log_steps([node.replays[i] for i in rows], calibration)
             measured = log_measured([node.replays[i] for i in rows])
             found[rows] = measured - estimated
         return found
 
-    def find(self, leaf: Leaf, fold: int | None = None) -> tuple[Calibration, Leaf | None]:
-        """The nearest calibration, and where it was fitted (None: the datasheet). With ``fold``
-        one that has not seen the runs of that fold.
+    def find(self, leaf: Leaf, part: Part | None = None) -> tuple[Calibration, Leaf | None]:
+        """The nearest calibration, and where it was fitted (None: the datasheet). With ``part``
+        one that has not seen the runs of that part.
         """
-        calibration, place = self._find(leaf, fold)
-        memory = self.memory.get(
-            (leaf, fold), self.memory.get((leaf, None)) if fold is None else None
-        )
+        calibration, place = self._find(leaf, part)
+        memory = self.memory.get((leaf, part))
         if memory is None:
             return calibration, place
         reserve, sigma = memory
         own = replace(calibration.efficiencies, reserve=reserve, memory_sigma=sigma)
         return replace(calibration, efficiencies=own), place
 
-    def _find(self, leaf: Leaf, fold: int | None) -> tuple[Calibration, Leaf | None]:
+    def _find(self, leaf: Leaf, part: Part | None) -> tuple[Calibration, Leaf | None]:
         for place in (leaf, *parents(leaf)):
             node = self.nodes.get(place)
             if node is None:
                 continue
-            if fold is None or all(held_out(each) != fold for each in node.replays):
-                return self._with_interval(place, node.fit.calibration, fold), place
-            if fold in node.by_fold:
-                return self._with_interval(place, node.by_fold[fold], fold), place
+            if not node.saw(part):
+                return self._with_interval(place, node.fit.calibration, part), place
+            if part in node.without:
+                return self._with_interval(place, node.without[part], part), place
         return self.datasheet, None
 
     def _with_interval(
-        self, place: Leaf, calibration: Calibration, fold: int | None
+        self, place: Leaf, calibration: Calibration, part: Part | None
     ) -> Calibration:
         """The calibration with the interval that covers 90 % of runs it has not seen."""
-        residuals, weights = self._pool(place, fold)
+        residuals, weights = self._pool(place, part)
         low, high = (float(np.exp(_quantile(residuals, weights, q))) for q in QUANTILES)
         interval = (min(low, 0.99), max(high, 1.01))
         return replace(
@@ -211,14 +217,14 @@ class Library:
         )
 
     def _pool(
-        self, place: Leaf, fold: int | None
+        self, place: Leaf, part: Part | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Residuals of a node, and those of its parents with the weight of a few runs."""
         found, weights = [], []
         above: Leaf | None = place
         while above is not None:
             node = self.nodes[above]
-            keep = np.array([fold is None or held_out(each) != fold for each in node.replays])
+            keep = np.array([part not in parts(each) for each in node.replays])
             own = node.residuals[keep]
             if len(own):
                 total = 1.0 if above == place else PARENT_WEIGHT / len(own)
