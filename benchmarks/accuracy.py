@@ -94,11 +94,9 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
 
 def unseen_markdown(unseen: Figures, few: Figures) -> str:
     """The table of the error budget on stacks that no calibration has seen."""
-    lines = [
-        "| source | runs | median | P90 | bias | in the interval "
-        f"| after {FEW} runs: median | P90 | in the interval |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = "| source | runs | median | P90 | bias | in the interval"
+    head += f" | after {FEW} runs: median | P90 | in the interval |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     for source, own in unseen.items():
         if own["n"] < FEW:
             continue

@@ -28,7 +28,9 @@ __all__ = ["block_operators"]
 EAGER_RMS_PASSES = 8
 EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
 EAGER_ROPE_PASSES = 5
-ROUTING_KERNELS = 12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
+ROUTING_KERNELS = (
+    12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
+)
 
 
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:

@@ -47,8 +47,9 @@ class Operator:
     """One operator on one rank for one micro-batch.
 
     ``backward_input`` makes the gradient of the input, ``backward_weight`` that of the weight
-    (zero-bubble schedules move it). ``module`` is what selective recomputation may name.
-    ``transient_bytes`` live only while the operator runs backward.
+    (zero-bubble schedules move it), ``beside`` runs while the former does. ``module`` is what
+    selective recomputation may name. ``transient_bytes`` live only while the operator runs
+    backward.
     """
 
     name: str
@@ -56,16 +57,21 @@ class Operator:
     forward: tuple[Work, ...] = ()
     backward_input: tuple[Work, ...] = ()
     backward_weight: tuple[Work, ...] = ()
+    beside: tuple[Work, ...] = ()
     saved: tuple[Saved, ...] = ()
     transient_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallelWork:
-    """Collectives at one end of a tensor-parallel region, by pass."""
+    """Collectives at one end of a tensor-parallel region, by pass; ``again``: gathered a second
+    time for the weight gradient, since only the shard was kept, while the input gradient is
+    computed (Korthikanti et al. 2022, section 4.2.2).
+    """
 
     forward: tuple[Work, ...] = ()
     backward: tuple[Work, ...] = ()
+    again: tuple[Work, ...] = ()
 
 
 NO_WORK = TensorParallelWork()
@@ -113,11 +119,7 @@ class Shard:
         return self.training.param_bytes
 
     def enter_tp(self, width: int) -> TensorParallelWork:
-        """Collectives where activations of ``width`` enter a tensor-parallel region. Sequence
-        parallelism keeps only the shard, so backward gathers it a second time for the weight
-        gradient (Korthikanti et al. 2022, section 4.2.2). That starts beside the input gradient,
-        but their table 4 shows it take about as long as if it did not.
-        """
+        """Collectives where activations of ``width`` enter a tensor-parallel region."""
         if self.tp == 1:
             return NO_WORK
         size = self.tokens * width * self.element
@@ -126,7 +128,7 @@ class Shard:
             return TensorParallelWork(backward=(reduce,))
         gather = Collective(CollectiveKind.ALL_GATHER, Group.TP, size)
         scatter = Collective(CollectiveKind.REDUCE_SCATTER, Group.TP, size)
-        return TensorParallelWork(forward=(gather,), backward=(gather, scatter))
+        return TensorParallelWork(forward=(gather,), backward=(scatter,), again=(gather,))
 
     def leave_tp(self, width: int) -> TensorParallelWork:
         """Collectives where activations of ``width`` leave a tensor-parallel region."""
@@ -168,6 +170,7 @@ def gemm(
         forward=(*enter.forward, Gemm(m, n, k, groups, block), *leave.forward),
         backward_input=(*leave.backward, Gemm(m, k, n, groups, block), *enter.backward),
         backward_weight=(Gemm(k, n, m, groups, block),),
+        beside=enter.again,
         saved=saved,
     )
 

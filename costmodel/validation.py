@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
 from costmodel.fitting import LEAST_RUNS, fit
-from costmodel.library import Leaf, Library, held_out, leaf_of
+from costmodel.library import PRIOR_RUNS, Leaf, Library, held_out, leaf_of
 from costmodel.replay import replay
 from profiles.calibrations import datasheet, nearest_calibration
 from profiles.errors import InputError, Problem
@@ -37,7 +37,6 @@ __all__ = [
     "validate",
 ]
 
-PRIOR_RUNS: Final = 12  # that the prior's interval stands for
 LEAST_SPREAD: Final = 0.03  # in the logarithm
 MEDIAN_TO_90: Final = 2.5  # from the median error in the fit to 90 % of the errors outside it
 MOST_SKIPPED: Final = 0.02  # of the runs that must be predicted
