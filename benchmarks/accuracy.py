@@ -1,8 +1,10 @@
 """Cross-validated accuracy on measured runs: python -m benchmarks.accuracy [--write] [FILE.csv]
 
-Every run is predicted by calibrations that have not seen its source's model on its device (ten
-folds). Prints the table by source; --write also writes the shipped calibrations, fitted to all
-runs, and records the figures that the tests compare with. Devices are fitted in parallel.
+Every run is predicted three times: by calibrations that have not seen its source's model on its
+device (ten folds); by calibrations that have not seen its source; and by those, calibrated on five
+other runs of its source's stack. Prints the tables by source; --write also writes the shipped
+calibrations, fitted to all runs, and records the figures that the tests compare with. Devices are
+fitted in parallel.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from costmodel.accuracy import Judged, summaries
 from costmodel.library import Leaf, Library
-from costmodel.validation import fit_section, judge_by, slug, usable, validate
+from costmodel.validation import fit_section, judge_by, judge_unseen, slug, usable, validate
 from profiles.calibrations import datasheet
 from profiles.calibrationwriter import calibration_text
 from profiles.runs import published_runs, read_runs
@@ -29,22 +32,37 @@ RECORD = ROOT / "benchmarks" / "accuracy.json"
 BY_HAND = "datasheet"
 HEADINGS = ("runs", "median", "P90", "bias", "in the interval", "peak memory", "OOM labels")
 HEADINGS += ("tau", "regret")
+FEW = 5
+
+Figures = dict[str, dict[str, float | int | None]]
 
 
-def judged_device(path: str, device: str) -> tuple[list[Judged], list[tuple[str, str]]]:
-    """The runs of one device, cross-validated, and the files of its calibrations."""
+class Part(NamedTuple):
+    """The runs of one device, judged three times, and the files of its calibrations."""
+
+    folds: list[Judged]
+    unseen: list[Judged]
+    few: list[Judged]
+    files: list[tuple[str, str]]
+
+
+def judged_device(path: str, device: str) -> Part:
     replays = [each for each in usable(read_runs(path).runs) if each.device == device]
     library = Library(replays, datasheet())
     runs = [each.run for each in replays]
-    judged = judge_by(library, runs, seen={run.id for run in runs})
-    return judged, [file_of(library, leaf) for leaf in library.nodes]
+    return Part(
+        folds=judge_by(library, runs, seen={run.id for run in runs}),
+        unseen=judge_unseen(library, replays),
+        few=judge_unseen(library, replays, few=FEW),
+        files=[file_of(library, leaf) for leaf in library.nodes],
+    )
 
 
-def figures(judged: list[Judged]) -> dict[str, dict[str, float | int | None]]:
+def figures(judged: list[Judged]) -> Figures:
     return {source: asdict(own) for source, own in summaries(judged).items()}
 
 
-def shipped(path: str) -> dict[str, dict[str, float | int | None]]:
+def shipped(path: str) -> Figures:
     """Figures with the shipped calibrations, in a process that has not read older ones."""
     return figures(validate(read_runs(path).runs))
 
@@ -76,7 +94,23 @@ def file_of(library: Library, leaf: Leaf) -> tuple[str, str]:
     return named.name, calibration_text(named, fit_section(node.fit, prior))
 
 
-def markdown(found: dict[str, dict[str, float | int | None]]) -> str:
+def unseen_markdown(unseen: Figures, few: Figures) -> str:
+    """The table of the error budget on stacks that no calibration has seen."""
+    head = "| source | runs | median | P90 | bias | in the interval"
+    head += f" | after {FEW} runs: median | P90 | in the interval |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for source, own in unseen.items():
+        if own["n"] < FEW:
+            continue
+        after = few.get(source, {})
+        cells = [own[name] for name in ("median", "p90", "bias", "coverage")]
+        cells += [after.get(name) for name in ("median", "p90", "coverage")]
+        words = ["" if cell is None else f"{100 * cell:.1f} %" for cell in cells]
+        lines.append(f"| {' | '.join([source, str(own['n']), *words])} |")
+    return "\n".join(lines)
+
+
+def markdown(found: Figures) -> str:
     """The table of the README: one line a source with at least five timed runs."""
     lines = [
         f"| source | {' | '.join(HEADINGS)} |",
@@ -106,18 +140,23 @@ def main() -> None:
     devices = sorted(counts, key=lambda device: -counts[device])
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(judged_device, [asked.file] * len(devices), devices))
-    judged = [each for part, _ in parts for each in part]
+    judged = [each for part in parts for each in part.folds]
+    unseen = figures([each for part in parts for each in part.unseen])
+    few = figures([each for part in parts for each in part.few])
     print_report(accuracy_report(judged, runs=asked.file))
     print(markdown(figures(judged)))
+    print(unseen_markdown(unseen, few))
     if asked.write:
         for old in SHELF.glob("*.yaml"):
             if old.stem != BY_HAND:
                 old.unlink()
-        for name, text in (file for _, files in parts for file in files):
+        for name, text in (file for part in parts for file in part.files):
             (SHELF / f"{name}.yaml").write_text(text, encoding="utf-8")
         with ProcessPoolExecutor(1) as pool:
             record = {
                 "cross-validated": figures(judged),
+                "unseen stack": unseen,
+                f"after {FEW} runs": few,
                 "full": pool.submit(shipped, asked.file).result(),
                 "shipped table": pool.submit(shipped, str(published_runs())).result(),
             }

@@ -28,6 +28,9 @@ __all__ = ["block_operators"]
 EAGER_RMS_PASSES = 8
 EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
 EAGER_ROPE_PASSES = 5
+ROUTING_KERNELS = (
+    12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
+)
 
 
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
@@ -360,7 +363,7 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
     rows = max(1, received // local)
     inner = -(-layer.expert_hidden // strategy.expert_tp)
     up = inner * (2 if layer.gated else 1)
-    to_experts, from_experts = _exchange(routed * hidden * element, shard)
+    to_experts, from_experts = _exchange(routed * hidden * element, layer.top_k, shard)
     kept = Saved("experts activation input", received * up * element)
     operators = [
         gemm(
@@ -372,6 +375,7 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
                 Saved("router probabilities", 4 * tokens * layer.num_experts),
             ),
         ),
+        stream_operator("routing", tokens * layer.num_experts, shard, passes=ROUTING_KERNELS),
         stream_operator("permute", routed * hidden, shard),
         Operator(name="dispatch", forward=to_experts, backward_input=from_experts),
         gemm(
@@ -405,13 +409,15 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
     return operators
 
 
-def _exchange(size: int, shard: Shard) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+def _exchange(
+    size: int, copies: int, shard: Shard
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
     """Collectives to the experts and back for ``size`` bytes of routed tokens on this rank."""
     strategy = shard.strategy
     there: list[Collective] = []
     back: list[Collective] = []
     if strategy.ep > 1:
-        exchange = Collective(CollectiveKind.ALL_TO_ALL, Group.EP, size)
+        exchange = Collective(CollectiveKind.ALL_TO_ALL, Group.EP, size, copies)
         there.append(exchange)
         back.append(exchange)
     if strategy.expert_tp > 1:

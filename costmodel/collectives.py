@@ -31,7 +31,7 @@ IN_SWITCH = 0.82
 
 
 def collective_seconds(
-    kind: CollectiveKind, size: int, link: GroupLink, own: Efficiencies
+    kind: CollectiveKind, size: int, link: GroupLink, own: Efficiencies, *, copies: int = 1
 ) -> float:
     """Seconds of one collective of ``size`` bytes (see ``work.Collective``) in a group."""
     n = link.size
@@ -43,7 +43,7 @@ def collective_seconds(
         case CollectiveKind.ALL_REDUCE:
             return _all_reduce(size, link, own)
         case CollectiveKind.ALL_TO_ALL:
-            return _all_to_all(size, link, own)
+            return _all_to_all(size, link, own, copies)
         case CollectiveKind.RING_EXCHANGE:
             latency = max(level.latency_s for level in link.levels)
             return _piped(link, (n - 1) * latency, (n - 1) * size / _bandwidth(link, own))
@@ -91,15 +91,24 @@ def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
     return seconds
 
 
-def _all_to_all(size: int, link: GroupLink, own: Efficiencies) -> float:
-    """The most loaded level: a sub-tree of ``members`` sends members * size * (n-members)/n."""
+def _all_to_all(size: int, link: GroupLink, own: Efficiencies, copies: int) -> float:
+    """The most loaded level: a sub-tree of ``members`` sends members * size * (n-members)/n.
+
+    What goes to several ranks of one sub-tree goes there once and is passed on inside (as DeepEP
+    dispatches tokens): of ``copies`` to random ranks, that is the share of distinct sub-trees.
+    """
     n = link.size
     transfer = max(
-        level.members * size * (n - level.members) / n / rate
+        level.members * size * (n - level.members) / n / rate * _distinct(n / level.members, copies)
         for level, rate in zip(link.levels, _rates(link, own), strict=True)
     )
     latency = sum(level.latency_s for level in link.levels)
     return _piped(link, latency * (1 + math.log2(n)), transfer)
+
+
+def _distinct(trees: float, copies: int) -> float:
+    """Distinct sub-trees among those of ``copies`` random ranks, as a part of ``copies``."""
+    return trees * (1 - (1 - 1 / trees) ** copies) / copies
 
 
 def _ring_latency(link: GroupLink) -> float:

@@ -42,6 +42,7 @@ __all__ = [
     "local_model",
     "log_measured",
     "log_steps",
+    "middle",
     "refit",
     "relevant",
 ]
@@ -50,9 +51,9 @@ LEAST_RUNS: Final = 3
 NOISE: Final = 0.03  # of a good measurement, in the logarithm
 ENOUGH: Final = 300  # runs beyond which more of them no longer outweigh the prior further
 STEP: Final = 0.04  # of the finite differences
-ROUNDS: Final = 5
+ROUNDS: Final = 4
 REACH: Final = 0.8  # how far one round may go, in the logarithm
-SETTLED: Final = 0.01
+SETTLED: Final = 0.02
 DETERMINED: Final = 0.8  # of the prior's spread: what remains when runs say something
 
 
@@ -98,7 +99,7 @@ PARAMETERS: Final = (
     Parameter(name="gpu_link", spread=0.3, low=0.05, high=1.0),
     Parameter(name="nic", spread=0.4, low=0.05, high=1.0),
     Parameter(name="straggler", spread=0.5, low=1e-4, high=0.02),
-    Parameter(name="moe_imbalance", spread=0.3, low=1.0, high=4.0),
+    Parameter(name="moe_imbalance", spread=0.1, low=1.0, high=2.0),
     Parameter(name="tp_overlap", spread=0.3, low=0.0, high=0.95, linear=True),
     Parameter(name="dp_overlap", spread=0.2, low=0.0, high=1.0, linear=True),
     Parameter(name="ep_overlap", spread=0.3, low=0.0, high=0.95, linear=True),
@@ -194,8 +195,11 @@ def local_model(
     calibration: Calibration,
     parameters: tuple[Parameter, ...],
     log_s: NDArray[np.float64] | None = None,
+    like: LocalModel | None = None,
 ) -> LocalModel:
-    """The model of some runs around a calibration, by one finite difference a parameter."""
+    """The model of some runs around a calibration, by one finite difference a parameter: of the
+    runs that depend on it in the model ``like``, where there is one.
+    """
     here = log_steps(replays, calibration) if log_s is None else log_s
     shares = np.zeros((len(replays), len(parameters)))
     signs = np.ones(len(parameters))
@@ -204,7 +208,10 @@ def local_model(
         step = STEP if most >= STEP else -STEP
         theta = np.zeros(len(parameters))
         theta[j] = step
-        moved = np.expm1(log_steps(replays, changed(calibration, parameters, theta)) - here)
+        rows = np.arange(len(replays)) if like is None else np.flatnonzero(like.shares[:, j])
+        moved = np.zeros(len(replays))
+        there = log_steps([replays[int(i)] for i in rows], changed(calibration, parameters, theta))
+        moved[rows] = np.expm1(there - here[rows])
         if parameter.linear:
             shares[:, j] = moved / step
         else:
@@ -256,7 +263,7 @@ def fit(replays: Sequence[Replay], prior: Calibration, *, tightness: float = 1.0
         model = replace(model, calibration=now, log_s=log_s)
         if settled:
             break
-        model = local_model(replays, now, parameters, log_s)
+        model = local_model(replays, now, parameters, log_s, like=model)
     left = _left(model, measured, spread)
     return Fit(
         calibration=now,
@@ -325,6 +332,33 @@ def refit(
     """The calibration that fits the runs of a local model, with the prior at ``centre``."""
     spread = np.array([parameter.spread for parameter in model.parameters]) * tightness
     return changed(model.calibration, model.parameters, solve(model, measured, centre, spread))
+
+
+def middle(
+    model: LocalModel,
+    measured: NDArray[np.float64],
+    groups: Sequence[str],
+    centre: NDArray[np.float64],
+    tightness: float,
+) -> Calibration:
+    """The calibration that groups of runs differ least from, where each has one of its own: theta
+    of a run is the middle plus what is its group's (a mixed-effects model). So a group of many runs
+    does not outweigh one of few, and no parameter has to make up for what groups differ in.
+    """
+    labels = np.array(groups)
+    masks = [labels == group for group in dict.fromkeys(groups)]
+    wide = LocalModel(
+        model.calibration,
+        model.parameters * (1 + len(masks)),
+        model.log_s,
+        np.hstack([model.shares, *(model.shares * mask[:, None] for mask in masks)]),
+        np.tile(model.signs, 1 + len(masks)),
+    )
+    spread = np.array([parameter.spread for parameter in model.parameters])
+    spreads = np.concatenate([tightness * spread, *[spread] * len(masks)])
+    centres = np.concatenate([centre, np.zeros(len(spread) * len(masks))])
+    change = solve(wide, measured, centres, spreads)
+    return changed(model.calibration, model.parameters, change[: len(spread)])
 
 
 def _scale(count: int) -> float:

@@ -4,8 +4,8 @@ A run's stack on its device is a leaf; above it stand the family of its releases
 (``Megatron-Bridge`` above ``Megatron-Bridge 26.04``), all stacks of the device, and at the root
 the datasheet. Every fit takes its parent as prior, so a leaf of few runs stays near its family.
 
-Cross-validation divides the runs into folds that keep a source's model and device together and
-predicts each fold by fits of all the others.
+Cross-validation leaves out a part of the runs and predicts it by fits of all the others. A run
+belongs to two parts: a fold, which keeps a source's model and device together, and its source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from costmodel.context import Memo
-from costmodel.fitting import LEAST_RUNS, Fit, distance, fit, log_measured, log_steps, refit
+from costmodel.fitting import (
+    LEAST_RUNS,
+    Fit,
+    distance,
+    fit,
+    local_model,
+    log_measured,
+    log_steps,
+    middle,
+    refit,
+)
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
 from profiles.calibrations import ANY, stack_family
 
@@ -30,15 +40,19 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration
 
-__all__ = ["Leaf", "Library", "held_out", "leaf_of"]
+__all__ = ["PRIOR_RUNS", "Leaf", "Library", "Part", "held_out", "leaf_of"]
+
+Part = int | str  # a fold, or a source
 
 FOLDS: Final = 10
 MOST_RUNS: Final = 160  # of one fit: more of the same say little more
 MOST_OF_A_DEVICE: Final = 120  # in the fit of all its stacks
 LEAF_TIGHTNESS: Final = 0.6  # releases of one family differ less than families
 FAMILY_TIGHTNESS: Final = 0.8
-PARENT_WEIGHT: Final = 12.0  # runs that the parent's residuals stand for in an interval
-QUANTILES: Final = (0.03, 0.97)  # models that were not seen differ more than folds do
+MIDDLE_TIGHTNESS: Final = 0.7  # a device's usual stack is nearer to the datasheet than any one
+MIDDLE_ROUNDS: Final = 2
+PRIOR_RUNS: Final = 12  # that the parent's interval stands for
+QUANTILES: Final = (0.04, 0.96)  # models that were not seen differ more than folds do
 
 
 class Leaf(NamedTuple):
@@ -69,14 +83,23 @@ def held_out(each: Replay) -> int:
     return zlib.crc32(f"{run.file}|{run.model}|{run.gpu}".encode()) % FOLDS
 
 
+def parts(each: Replay) -> tuple[Part, Part]:
+    """The parts of a run: with either of them it is left out."""
+    return held_out(each), each.run.file
+
+
 @dataclass(slots=True)
 class _Node:
-    """A leaf or a parent with its runs, its fit, and its fits without each fold."""
+    """A leaf or a parent with its runs, its fit, and its fits without each part."""
 
     replays: list[Replay]
     fit: Fit
-    by_fold: dict[int, Calibration] = field(default_factory=dict)
+    without: dict[Part, Calibration] = field(default_factory=dict)
     residuals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def saw(self, part: Part | None) -> bool:
+        """Whether some of its runs belong to the part."""
+        return part is not None and any(part in parts(each) for each in self.replays)
 
 
 class Library:
@@ -92,7 +115,7 @@ class Library:
         """Fit everything, root first."""
         self.datasheet = datasheet
         self.nodes: dict[Leaf, _Node] = {}
-        self.memory: dict[tuple[Leaf, int | None], tuple[float, float]] = {}
+        self.memory: dict[tuple[Leaf, Part | None], tuple[float, float]] = {}
         groups: dict[Leaf, list[Replay]] = defaultdict(list)
         for each in replays:
             if each.run.step_time_s is None:
@@ -131,103 +154,123 @@ class Library:
         """The nearest parent that was fitted."""
         return next((parent for parent in parents(place) if parent in self.nodes), None)
 
-    def _prior(self, place: Leaf, fold: int | None = None) -> Calibration:
+    def _prior(self, place: Leaf, part: Part | None = None) -> Calibration:
         above = self.above(place)
         if above is None:
             return self.datasheet
         node = self.nodes[above]
-        return (
-            node.fit.calibration
-            if fold is None
-            else node.by_fold.get(fold, self._prior(above, fold))
-        )
+        if part is None or not node.saw(part):
+            return node.fit.calibration
+        return node.without.get(part, self._prior(above, part))
 
     def _node(self, place: Leaf, own: list[Replay]) -> _Node:
-        chosen = _chosen(own, alike=place.stack == ANY)
+        everything = place.stack == ANY
+        chosen = _chosen(own, alike=everything)
         tightness = (1.0, FAMILY_TIGHTNESS, LEAF_TIGHTNESS)[
             _depth(place) if self.above(place) else 0
         ]
-        prior = self._prior(place)
-        found = fit(chosen, prior, tightness=tightness)
+        found = fit(chosen, self._prior(place), tightness=tightness)
+        measured = log_measured(chosen)
+        sources = [each.run.file for each in chosen]
+        if everything:
+            found = self._between(found, chosen, measured, sources)
         node = _Node(own, found)
         model = found.model
-        measured = log_measured(chosen)
-        folds = np.array([held_out(each) for each in chosen])
-        for fold in sorted({held_out(each) for each in own}):
-            seen = folds != fold
+        for part in dict.fromkeys(part for each in own for part in parts(each)):
+            seen = np.array([part not in parts(each) for each in chosen])
             if seen.sum() < LEAST_RUNS:
                 continue
-            before = self._prior(place, fold)
-            centre = distance(model.parameters, found.calibration, before)
-            node.by_fold[fold] = refit(model.of(seen), measured[seen], centre, tightness)
+            centre = distance(model.parameters, found.calibration, self._prior(place, part))
+            left, known = model.of(seen), measured[seen]
+            node.without[part] = (
+                middle(
+                    left,
+                    known,
+                    [s for s, keep in zip(sources, seen, strict=True) if keep],
+                    centre,
+                    MIDDLE_TIGHTNESS,
+                )
+                if everything
+                else refit(left, known, centre, tightness)
+            )
         node.residuals = self._residuals(place, node)
         return node
 
+    def _between(
+        self, found: Fit, chosen: list[Replay], measured: NDArray[np.float64], sources: list[str]
+    ) -> Fit:
+        """A fit moved to the middle of its sources, each of which may have efficiencies of its
+        own.
+        """
+        for _ in range(MIDDLE_ROUNDS):
+            model = found.model
+            centre = distance(model.parameters, model.calibration, self.datasheet)
+            calibration = middle(model, measured, sources, centre, MIDDLE_TIGHTNESS)
+            model = local_model(chosen, calibration, model.parameters, like=model)
+            residuals = tuple((model.log_s - measured).tolist())
+            found = replace(found, calibration=calibration, residuals=residuals, model=model)
+        return found
+
     def _residuals(self, place: Leaf, node: _Node) -> NDArray[np.float64]:
-        """log(measurement / estimate) of the node's runs, each estimated without its fold."""
+        """log(measurement / estimate) of the node's runs, each estimated without its fold; for all
+        of a device without its source, since what falls back on it is a stack never seen.
+        """
         found = np.zeros(len(node.replays))
-        for fold in {held_out(each) for each in node.replays}:
-            rows = [i for i, each in enumerate(node.replays) if held_out(each) == fold]
-            calibration = node.by_fold.get(fold, self._prior(place, fold))
+        own = [parts(each)[place.stack == ANY] for each in node.replays]
+        for part in dict.fromkeys(own):
+            rows = [i for i, mine in enumerate(own) if mine == part]
+            calibration = node.without.get(part, self._prior(place, part))
             estimated = log_steps([node.replays[i] for i in rows], calibration)
             measured = log_measured([node.replays[i] for i in rows])
             found[rows] = measured - estimated
         return found
 
-    def find(self, leaf: Leaf, fold: int | None = None) -> tuple[Calibration, Leaf | None]:
-        """The nearest calibration, and where it was fitted (None: the datasheet). With ``fold``
-        one that has not seen the runs of that fold.
+    def find(self, leaf: Leaf, part: Part | None = None) -> tuple[Calibration, Leaf | None]:
+        """The nearest calibration, and where it was fitted (None: the datasheet). With ``part``
+        one that has not seen the runs of that part.
         """
-        calibration, place = self._find(leaf, fold)
-        memory = self.memory.get(
-            (leaf, fold), self.memory.get((leaf, None)) if fold is None else None
-        )
+        calibration, place = self._find(leaf, part)
+        memory = self.memory.get((leaf, part))
         if memory is None:
             return calibration, place
         reserve, sigma = memory
         own = replace(calibration.efficiencies, reserve=reserve, memory_sigma=sigma)
         return replace(calibration, efficiencies=own), place
 
-    def _find(self, leaf: Leaf, fold: int | None) -> tuple[Calibration, Leaf | None]:
+    def _find(self, leaf: Leaf, part: Part | None) -> tuple[Calibration, Leaf | None]:
         for place in (leaf, *parents(leaf)):
             node = self.nodes.get(place)
             if node is None:
                 continue
-            if fold is None or all(held_out(each) != fold for each in node.replays):
-                return self._with_interval(place, node.fit.calibration, fold), place
-            if fold in node.by_fold:
-                return self._with_interval(place, node.by_fold[fold], fold), place
+            if not node.saw(part):
+                return self._with_interval(place, node.fit.calibration, part), place
+            if part in node.without:
+                return self._with_interval(place, node.without[part], part), place
         return self.datasheet, None
 
     def _with_interval(
-        self, place: Leaf, calibration: Calibration, fold: int | None
+        self, place: Leaf, calibration: Calibration, part: Part | None
     ) -> Calibration:
         """The calibration with the interval that covers 90 % of runs it has not seen."""
-        residuals, weights = self._pool(place, fold)
-        low, high = (float(np.exp(_quantile(residuals, weights, q))) for q in QUANTILES)
-        interval = (min(low, 0.99), max(high, 1.01))
+        fast, slow = np.exp(self._ends(place, part)).tolist()
+        interval = (min(fast, 0.99), max(slow, 1.01))
         return replace(
             calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval)
         )
 
-    def _pool(
-        self, place: Leaf, fold: int | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Residuals of a node, and those of its parents with the weight of a few runs."""
-        found, weights = [], []
-        above: Leaf | None = place
-        while above is not None:
-            node = self.nodes[above]
-            keep = np.array([fold is None or held_out(each) != fold for each in node.replays])
-            own = node.residuals[keep]
-            if len(own):
-                total = 1.0 if above == place else PARENT_WEIGHT / len(own)
-                found.append(own)
-                weights.append(np.full(len(own), total))
-            above = self.above(above)
-        if not found:
-            return np.log(self.datasheet.efficiencies.step_time_90), np.ones(2)
-        return np.concatenate(found), np.concatenate(weights)
+    def _ends(self, place: Leaf | None, part: Part | None) -> NDArray[np.float64]:
+        """Logarithms of the ends of a node's interval: between its own and its parent's, by the
+        number of its runs.
+        """
+        if place is None:
+            return np.log(self.datasheet.efficiencies.step_time_90)
+        node, around = self.nodes[place], self._ends(self.above(place), part)
+        own = node.residuals[[part not in parts(each) for each in node.replays]]
+        if not len(own):
+            return around
+        share = len(own) / (len(own) + PRIOR_RUNS)
+        ends: NDArray[np.float64] = share * np.quantile(own, QUANTILES) + (1 - share) * around
+        return ends
 
 
 def _depth(place: Leaf) -> int:
@@ -253,11 +296,3 @@ def _chosen(replays: list[Replay], *, alike: bool) -> list[Replay]:
 
 def _every(replays: list[Replay], most: int) -> list[Replay]:
     return replays[:: -(-len(replays) // most)]
-
-
-def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], part: float) -> float:
-    """Weighted quantile, interpolated between the middles of the weights."""
-    order = np.argsort(values)
-    values, weights = values[order], weights[order]
-    middle = (np.cumsum(weights) - weights / 2) / weights.sum()
-    return float(np.interp(part, middle, values))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
 from costmodel.fitting import LEAST_RUNS, fit
-from costmodel.library import Library, held_out, leaf_of
+from costmodel.library import PRIOR_RUNS, Leaf, Library, held_out, leaf_of
 from costmodel.replay import replay
 from profiles.calibrations import datasheet, nearest_calibration
 from profiles.errors import InputError, Problem
@@ -29,11 +31,14 @@ __all__ = [
     "calibrate",
     "fit_section",
     "judge_by",
+    "judge_unseen",
     "slug",
     "usable",
     "validate",
 ]
 
+LEAST_SPREAD: Final = 0.03  # in the logarithm
+MEDIAN_TO_90: Final = 2.5  # from the median error in the fit to 90 % of the errors outside it
 MOST_SKIPPED: Final = 0.02  # of the runs that must be predicted
 
 
@@ -83,6 +88,26 @@ def judge_by(library: Library, runs: Sequence[MeasuredRun], *, seen: set[str]) -
         return found[key]
 
     return judge(runs, of)
+
+
+def judge_unseen(library: Library, replays: Sequence[Replay], *, few: int = 0) -> list[Judged]:
+    """Judge every run by a calibration that has not seen its source, as a user of another stack
+    meets it. With ``few``, each of the source's stacks on a device is first calibrated on so many
+    of its runs, evenly spaced in their order; these are not judged, nor are stacks of no more.
+    """
+    groups: dict[tuple[Leaf, str], list[Replay]] = defaultdict(list)
+    for each in replays:
+        if each.run.step_time_s is not None:
+            groups[leaf_of(each), each.run.file].append(each)
+    judged: list[Judged] = []
+    for (leaf, source), own in groups.items():
+        calibration, _ = library.find(leaf, source)
+        shown = {len(own) * (2 * i + 1) // (2 * few) for i in range(few)}
+        if few and len(own) > few:
+            calibration = _refined(fit([own[i] for i in sorted(shown)], calibration), calibration)
+        rest = [each.run for i, each in enumerate(own) if i not in shown]
+        judged += judge(rest, lambda _, found=calibration: found)  # type: ignore[misc]
+    return judged
 
 
 def usable(runs: Sequence[MeasuredRun]) -> list[Replay]:
@@ -146,18 +171,13 @@ def calibrate(
     leaf = _only_leaf(replays, shown)
     prior, note = nearest_calibration(leaf.device, leaf.stack)
     found = fit(replays, prior)
-    errors = sorted(abs(error) for error in found.residuals)
-    spread = max(0.03, 1.65 * errors[len(errors) // 2] * 1.5)
     calibration = replace(
-        found.calibration,
+        _refined(found, prior),
         name=name,
         knowledge="calibrated",
         device=leaf.device,
         stack=leaf.stack,
         source=f"fitted to {len(replays)} runs of {shown}",
-        efficiencies=replace(
-            found.calibration.efficiencies, step_time_90=_interval(found, prior, spread)
-        ),
     )
     if note is not None:
         notes.append(f"prior: {note}")
@@ -173,13 +193,19 @@ def calibrate(
     )
 
 
-def _interval(found: Fit, prior: Calibration, spread: float) -> tuple[float, float]:
-    """Between the prior's interval and what the residuals say, by the number of runs."""
-    share = len(found.residuals) / (len(found.residuals) + 12)
-    fast, slow = prior.efficiencies.step_time_90
-    own = 2.718281828 ** (-spread), 2.718281828**spread
-    return min(0.99, fast ** (1 - share) * own[0] ** share), max(
-        1.01, slow ** (1 - share) * own[1] ** share
+def _refined(found: Fit, prior: Calibration) -> Calibration:
+    """A fit with an interval between the prior's and what its residuals say, by their number."""
+    errors = [abs(error) for error in found.residuals]
+    share = len(errors) / (len(errors) + PRIOR_RUNS)
+    own = max(LEAST_SPREAD, MEDIAN_TO_90 * statistics.median(errors))
+    fast, slow = (math.log(end) for end in prior.efficiencies.step_time_90)
+    interval = (
+        min(0.99, math.exp(fast * (1 - share) - own * share)),
+        max(1.01, math.exp(slow * (1 - share) + own * share)),
+    )
+    return replace(
+        found.calibration,
+        efficiencies=replace(found.calibration.efficiencies, step_time_90=interval),
     )
 
 

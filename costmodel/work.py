@@ -98,11 +98,13 @@ class Collective:
     """A collective; ``bytes`` is the size of the *whole* (unsharded) tensor of one rank's group:
     the result of an all-gather, the input of a reduce-scatter or all-reduce, what one rank sends
     (its own share included) in an all-to-all, one rank's own block in a ring exchange.
+    ``copies`` (all-to-all): how many ranks each part goes to; one copy travels to each sub-tree.
     """
 
     kind: CollectiveKind
     group: Group
     bytes: int
+    copies: int = 1
 
 
 Work = Gemm | AttentionCore | Stream | Collective

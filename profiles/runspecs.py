@@ -39,6 +39,7 @@ __all__ = ["run_cluster", "run_device", "run_model", "run_training", "stated"]
 USUAL_VOCAB: Final = 51_200  # Megatron-LM's GPT vocabulary, padded
 LATENT_MODELS: Final = re.compile(r"deepseek|kimi|moonlight", re.IGNORECASE)
 WIDE_LATENT: Final = 5120  # from this width on the family projects queries through a latent too
+ALTERNATING: Final = re.compile(r"dense/moe (layers )?alternate|alternate dense/moe", re.IGNORECASE)
 ENCODERS: Final = re.compile(r"bert", re.IGNORECASE)
 NVL72_DOMAIN: Final = 64  # GPUs that jobs use of a 72-GPU link domain: whole powers of two
 MAX_NIC_BYTES_PER_S: Final = 110e9
@@ -80,7 +81,10 @@ def run_model(run: MeasuredRun) -> ModelSpec:
     blocks = [LayerRun(block, dense)] if dense else []
     if run.num_experts:
         sparse = replace(block, feed_forward=_experts(run, ffn_hidden, gated=gated))
-        blocks.append(LayerRun(sparse, layers - dense))
+        if ALTERNATING.search(run.notes):
+            blocks = [LayerRun(each, 1) for _ in range(layers // 2) for each in (block, sparse)]
+        else:
+            blocks.append(LayerRun(sparse, layers - dense))
     tied = early if run.tied_embeddings is None else run.tied_embeddings
     positions = seq_len if early else 0
     first = Embedding(vocab=vocab, hidden=hidden, positions=positions, dropout=early)

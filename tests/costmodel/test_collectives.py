@@ -108,6 +108,17 @@ def test_in_one_node_an_all_to_all_sends_all_but_the_own_share(n, size):
     assert seconds * RATE == pytest.approx((n - 1) / n * size)
 
 
+@pytest.mark.parametrize("copies", [1, 2, 8, 64])
+def test_a_token_for_several_experts_of_a_node_crosses_to_it_once(copies):
+    """Of ``copies`` to random ranks of four nodes, those in distinct nodes go through the NIC."""
+    link = GroupLink(
+        32, (Level(8, 1, 450e9, 0.0, leaves_node=False), Level(4, 8, 10e9, 0.0, leaves_node=True))
+    )
+    seconds = collective_seconds(ALL_TO_ALL, 10**9 * copies, link, IDEAL, copies=copies)
+    nodes = 4 * (1 - 0.75**copies)
+    assert seconds == pytest.approx(8 * 10**9 * nodes * 24 / 32 / 10e9)
+
+
 @given(n=counts, size=sizes)
 def test_a_ring_exchange_brings_every_other_ranks_block(n, size):
     seconds = collective_seconds(RING_EXCHANGE, size, flat(n), IDEAL)

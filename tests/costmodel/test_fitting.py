@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from costmodel.fitting import PARAMETERS, fit
+from costmodel.fitting import PARAMETERS, fit, log_measured, middle
 from costmodel.memoryfit import Evidence, fit_memory
 from costmodel.replay import replay
 from profiles.calibrations import datasheet
@@ -105,6 +106,22 @@ def test_no_efficiency_beats_the_datasheet():
     for parameter in PARAMETERS:
         value = parameter.value(found.calibration.efficiencies)
         assert value <= max(parameter.high, parameter.value(datasheet().efficiencies)) + 1e-9
+
+
+def test_the_middle_of_groups_hardly_depends_on_how_many_runs_each_has():
+    fast, slow = made_by(other(gemm=0.95)), made_by(other(gemm=0.7))
+    found = []
+    for runs in ([*fast, *slow[::5]], [*fast[::5], *slow]):
+        own = fit(runs, datasheet())
+        groups = ["fast" if run in fast else "slow" for run in runs]
+        model, centre = own.model, np.zeros(len(own.model.parameters))
+        middle_of = middle(model, log_measured(runs), groups, centre, 10.0)
+        found.append((own.calibration.efficiencies.gemm, middle_of.efficiencies.gemm))
+    (pooled, between), (other_pooled, other_between) = found
+    assert pooled - other_pooled > 0.2
+    assert between == pytest.approx(other_between, abs=0.1)
+    assert other_between > 0.75
+    assert between < 0.92
 
 
 def evidence(allocated_gb, *, worked):

@@ -4,6 +4,7 @@ import pytest
 
 from profiles.calibrations import stack_family
 from profiles.errors import InputError
+from profiles.layers import Block, ExpertFeedForward
 from profiles.runs import published_runs, read_runs
 from profiles.runspecs import run_cluster, run_model, run_training
 from profiles.training import AttentionKernel, GradDtype, Precision
@@ -168,6 +169,19 @@ def test_parameters_of_a_published_moe_model_are_those_of_its_makers(run):
     )  # fmt: skip
     assert model.params_total == pytest.approx(30.5e9, rel=0.005)
     assert model.params_active == pytest.approx(3.35e9, rel=0.01)
+
+
+def test_dense_and_sparse_blocks_alternate_where_the_notes_say_so(run):
+    experts = {"num_experts": 8, "topk": 1, "moe_ffn_hidden": 1024, "shared_ffn_hidden": 0}
+    every = run_model(run(**experts))
+    other = run_model(run(**experts, notes="proxy; dense/MoE alternate layers; release 2025"))
+    sparse = [
+        [isinstance(r.layer, Block) and isinstance(r.layer.feed_forward, ExpertFeedForward)
+         for r in model.runs for _ in range(r.count)][1:-1]
+        for model in (every, other)
+    ]  # fmt: skip
+    assert all(sparse[0])
+    assert sparse[1] == [False, True] * (len(sparse[1]) // 2)
 
 
 @pytest.mark.parametrize(
