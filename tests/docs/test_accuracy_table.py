@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.accuracy import markdown  # noqa: E402 - it lies beside the tests
+from benchmarks.accuracy import markdown, unseen_markdown  # noqa: E402 - it lies beside the tests
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ from benchmarks.accuracy import markdown  # noqa: E402 - it lies beside the test
 def test_the_page_shows_the_recorded_table(page, part):
     recorded = json.loads((ROOT / "benchmarks" / "accuracy.json").read_text(encoding="utf-8"))
     assert markdown(recorded[part]) in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_error_budget_shows_the_recorded_table_of_stacks_never_seen():
+    recorded = json.loads((ROOT / "benchmarks" / "accuracy.json").read_text(encoding="utf-8"))
+    table = unseen_markdown(recorded["unseen stack"], recorded["after 5 runs"])
+    page = ROOT / "docs" / "explanation" / "error-budget.md"
+    assert table in page.read_text(encoding="utf-8")
