@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.accuracy import markdown  # noqa: E402 - it lies beside the tests
+from benchmarks.accuracy import markdown, unseen_markdown  # noqa: E402 - beside the tests
 from benchmarks.figures import Figures, table  # noqa: E402 - as above
 
 
@@ -33,3 +33,10 @@ def test_the_error_budget_shows_the_recorded_figures(first, record):
     found = {name: Figures(**own) for name, own in recorded.items()}
     page = (ROOT / "docs" / "explanation" / "error-budget.md").read_text(encoding="utf-8")
     assert table(first, found) in page
+
+
+def test_the_error_budget_shows_the_recorded_table_of_stacks_never_seen():
+    recorded = json.loads((ROOT / "benchmarks" / "accuracy.json").read_text(encoding="utf-8"))
+    table = unseen_markdown(recorded["unseen stack"], recorded["after 5 runs"])
+    page = ROOT / "docs" / "explanation" / "error-budget.md"
+    assert table in page.read_text(encoding="utf-8")
