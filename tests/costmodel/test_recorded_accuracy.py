@@ -7,6 +7,7 @@ The full set of published runs is used where it stands beside the project, else 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from profiles.runs import published_runs, read_runs
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "accuracy.json"
 FULL = RUNS / "measured_runs.csv"
+MOST_CPU_S = 60
 WORSE = {  # figure: what it may lose, absolutely
     "median": 0.003,
     "p90": 0.01,
@@ -33,7 +35,9 @@ WORSE = {  # figure: what it may lose, absolutely
 @pytest.fixture(scope="module")
 def now():
     path = FULL if FULL.is_file() else published_runs()
+    start = time.process_time()
     judged = validate(read_runs(path).runs)
+    assert time.process_time() - start <= MOST_CPU_S
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     return judged, recorded["full" if path == FULL else "shipped table"]
 
