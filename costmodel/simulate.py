@@ -104,9 +104,7 @@ def hop(before: int, after: int, stages: int) -> int:
     return before if (after - before) % stages == 1 else after
 
 
-def send_seconds(
-    schedule: Schedule, shape: Shape, link_s: Sequence[float]
-) -> dict[Place, float]:
+def send_seconds(schedule: Schedule, shape: Shape, link_s: Sequence[float]) -> dict[Place, float]:
     """Seconds for which each place is held up by handing its result on, from those of each link;
     none at the end of the chain and where a path turns around.
     """
@@ -181,6 +179,7 @@ class Run:
     def __init__(
         self, schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]
     ) -> None:
+        """Run it."""
         self.shape = shape
         self.orders = [[a for a in o if a[0] in PASSES] for o in schedule.orders(shape)]
         self.tables = self._tables(schedule.paths(shape), times, delays)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from planner.advice import advice
+    from planner.choices import Restrictions
     from planner.explain import explain_plan
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
     from planner.smallest import Smallest, plan_smallest
-    from planner.choices import Restrictions
 
 __all__ = [
     "LAUNCHERS",

@@ -16,8 +16,8 @@ from costmodel.layout import (
 )
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
-from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.choices import Degrees
+from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.space import SearchSpace
 from profiles.errors import InputError, Problem
 from profiles.layers import Block, ExpertFeedForward

@@ -125,8 +125,10 @@ class PipelineBound:
         if kind.late_weights is None:
             return math.inf
         even = kind.folds and share.run is None
-        return kind.late_weights(shape, stage) * share.weight * (
-            -(-held // self.chunks) if even else held
+        return (
+            kind.late_weights(shape, stage)
+            * share.weight
+            * (-(-held // self.chunks) if even else held)
         )
 
     def _both_ways(self, blocks: int, share: BlockTimes) -> float:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
-    from planner.inputs import Inputs
     from planner.choices import Restrictions
+    from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
 __all__ = [

@@ -15,8 +15,8 @@ from profiles.reference import kept_ref
 
 if TYPE_CHECKING:
     from costmodel.layout import Chunk, Mesh, Recompute, Strategy
-    from planner.plan import Plan, SearchFacts
     from planner.choices import Restrictions
+    from planner.plan import Plan, SearchFacts
     from profiles.model import ModelSpec
 
 __all__ = [

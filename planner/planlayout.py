@@ -15,10 +15,10 @@ from costmodel.layout import (
     Strategy,
 )
 from costmodel.schedules import SCHEDULES, Shape
+from planner.choices import Degrees
 from planner.plan import layer_ranges
 from planner.plandocument import compact_ranks
 from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
-from planner.choices import Degrees
 from planner.space import SearchSpace
 from profiles.fileschema import problem_at
 from profiles.nearest import nearest

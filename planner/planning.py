@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.plan import Plan, SearchFacts
 from planner.search import search
-from planner.choices import Restrictions
 from planner.space import SearchSpace
 from profiles.errors import ExitCode, ParplanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
@@ -73,21 +71,15 @@ def find_plan(
     restrictions: Restrictions | None = None,
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
-    solver: str = "closed-form",
-    gap: float = 0.0,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+    **how: Any,
 ) -> Planned | None:
-    """As ``plan_training``, but None where nothing fits."""
+    """As ``plan_training``, but None where nothing fits; ``how`` as in ``search``."""
     result = search(
         inputs.context,
         _space(inputs, launcher, restrictions),
         min_fit=min_fit,
         runners_up=runners_up,
-        solver=solver,
-        gap=gap,
-        should_stop=should_stop,
-        on_progress=on_progress,
+        **how,
     )
     if result.best is None:
         if not result.complete:

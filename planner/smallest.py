@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible, fits_with, tightest_constraint
 from planner.planning import Planned, find_plan
-from planner.choices import Restrictions
 from planner.space import SearchSpace
 from profiles.catalog import load_cluster
 from profiles.shorthand import shorthand_of_part

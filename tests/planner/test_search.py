@@ -12,9 +12,9 @@ from oracle import fastest_of_all
 from costmodel.context import CostContext
 from costmodel.estimate import estimate
 from costmodel.layout import NO_RECOMPUTE, RecomputeKind
+from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.search import search
-from planner.choices import Restrictions
 from planner.space import SearchSpace
 from profiles import load_calibration, load_cluster, load_model, load_training
 from profiles.layers import (
