@@ -3,7 +3,8 @@
     python -m benchmarks.main_job [--runs 3] [--job NAME] [--format text|json]
 
 Machines differ and are shared, so the figure to track is the ratio of a job's CPU seconds to the
-reference loop's. ``candidates`` is the size of the unpruned space. The limits are those that the project has set itself on two cores of a server.
+reference loop's. ``candidates`` is the size of the unpruned space, before cuts and recomputation of
+single layers. The limits are those that the project has set itself on two cores of a server.
 """
 
 from __future__ import annotations
