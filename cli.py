@@ -26,7 +26,8 @@ from profiles.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner import Inputs, Plan
+    from planner import Inputs, Plan, Planned, Smallest
+    from reports.terminal import Stop
 
 __all__ = ["main"]
 
@@ -270,31 +271,18 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
         profiles.refuse_to_overwrite(output, force=flags["force"])
     inputs, space = _asked(flags)
     started_s = time.process_time()
-    smallest = None
     until = reports.until_interrupt(flags["time_limit"])
     with until as should_stop, reports.progress_on_stderr() as tell:
         how = {
             **space,
             "runners_up": flags["top"],
-            "options": planner.SearchOptions(
-                solver=flags["solver"],
-                gap=flags["gap"] or 0.0,
-                mix_degrees=flags["mix_degrees"],
-                prove=flags["prove"],
-            ),
+            "solver": flags["solver"],
+            "gap": flags["gap"] or 0.0,
+            "after": planner.AfterSearch(mix_degrees=flags["mix_degrees"], prove=flags["prove"]),
             "should_stop": should_stop,
             "on_progress": tell,
         }
-        try:
-            if flags["smallest"]:
-                smallest = planner.plan_smallest(inputs, **how)
-            planned = smallest.planned if smallest else planner.plan_training(inputs, **how)
-        except planner.InterruptedSearchError:
-            if should_stop.interrupted:
-                raise
-            limit_s = flags["time_limit"]
-            message = f"no layout that fits was found in {limit_s:g} s"
-            raise planner.NothingInTimeError(message) from None
+        planned, smallest = _found(inputs, how, should_stop, flags)
     cpu_s = time.process_time() - started_s
     if output not in (None, "-"):
         planner.save_plan(planned.plan, output, force=flags["force"])
@@ -318,6 +306,23 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
         click.echo(f"{cause}: the best so far, gap {100 * facts.gap:.1f} %", err=True)
     if should_stop.interrupted:
         ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+def _found(
+    inputs: Inputs, how: dict[str, Any], should_stop: Stop, flags: dict[str, Any]
+) -> tuple[Planned, Smallest | None]:
+    """The plan, and on how few GPUs, where that is asked."""
+    try:
+        if flags["smallest"]:
+            smallest = planner.plan_smallest(inputs, **how)
+            return smallest.planned, smallest
+        return planner.plan_training(inputs, **how), None
+    except planner.InterruptedSearchError:
+        if should_stop.interrupted:
+            raise
+        limit_s = flags["time_limit"]
+        message = f"no layout that fits was found in {limit_s:g} s"
+        raise planner.NothingInTimeError(message) from None
 
 
 @main.command()

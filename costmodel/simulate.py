@@ -179,6 +179,7 @@ class Run:
     def __init__(
         self, schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]
     ) -> None:
+        """Run it."""
         self.shape = shape
         self.orders = [[a for a in o if a[0] in PASSES] for o in schedule.orders(shape)]
         self.tables = self._tables(schedule.paths(shape), times, delays)
@@ -287,6 +288,9 @@ def peak_held(
     weight gradients are passes of their own, it is held until their end (``until_weight``), or
     until the input gradient is done, which is how schedules are compared in print.
     """
+    known = schedule.held(shape)
+    if known is not None and shape.chunks * schedule.copies == 1 and until_weight:
+        return tuple(flight * sizes[0] for flight, sizes in zip(known, held, strict=True))
     if schedule.steady:
         shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
     peaks = []

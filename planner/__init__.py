@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     )
     from planner.planfile import json_schema, schema_kinds
     from planner.planning import (
+        AfterSearch,
         InterruptedSearchError,
         NothingInTimeError,
         Planned,
-        SearchOptions,
         plan_training,
     )
     from planner.planreader import load_plan
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAUNCHERS",
+    "AfterSearch",
     "Inputs",
     "InterruptedSearchError",
     "ManualLayout",
@@ -47,7 +48,6 @@ __all__ = [
     "Plan",
     "Planned",
     "Restrictions",
-    "SearchOptions",
     "Smallest",
     "advice",
     "diff_plans",
@@ -76,7 +76,7 @@ _MODULES: Final = {
     "Plan": "plan",
     "Planned": "planning",
     "Restrictions": "choices",
-    "SearchOptions": "planning",
+    "AfterSearch": "planning",
     "Smallest": "smallest",
     "advice": "advice",
     "diff_plans": "plan",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from costmodel.context import CostContext
 from costmodel.estimate import estimate, fit_limit
 from planner.bounds import CandidateBounds
-from planner.build import CandidateProblem, build_layout
+from planner.build import CandidateProblem
 from planner.choices import Restrictions
+from planner.layouts import build_layout
 from planner.problem import Solution
 from planner.rules import listed
 from planner.space import SearchSpace

@@ -24,7 +24,7 @@ import numpy as np
 from costmodel.criticalpath import critical_path
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Shape
 from costmodel.simulate import PassTimes, send_seconds
-from planner.build import chunk_sizes
+from planner.layouts import chunk_sizes
 from profiles.layers import Block
 
 if TYPE_CHECKING:

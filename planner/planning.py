@@ -16,16 +16,14 @@ from planner.space import SearchSpace
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
 __all__ = [
+    "AfterSearch",
     "InterruptedSearchError",
     "NothingInTimeError",
     "Planned",
-    "SearchOptions",
     "find_plan",
     "plan_training",
 ]
@@ -54,14 +52,11 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """How hard to search, and what follows. ``solver``: who solves a stage. ``gap``: the search may
-    end that close to its bound. ``mix_degrees``: layers may differ in tp, dp and ZeRO stage
+class AfterSearch:
+    """What follows the search. ``mix_degrees``: layers may differ in tp, dp and ZeRO stage
     (``planner.mixing``). ``prove``: a certificate of the best plan (``planner.certificate``).
     """
 
-    solver: str = "closed-form"
-    gap: float = 0.0
     mix_degrees: bool = False
     prove: bool = False
 
@@ -104,23 +99,19 @@ def find_plan(
     restrictions: Restrictions | None = None,
     min_fit: float = 0.9,
     runners_up: int = RUNNERS_UP,
-    options: SearchOptions | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[int, Finalist | None, float], None] | None = None,
+    after: AfterSearch | None = None,
+    **how: Any,
 ) -> Planned | None:
-    """As ``plan_training``, but None where nothing fits."""
-    options = options or SearchOptions()
-    options.check(launcher)
+    """As ``plan_training``, but None where nothing fits; ``how`` as in ``search``."""
+    after = after or AfterSearch()
+    after.check(launcher)
     space = _space(inputs, launcher, restrictions)
     result = search(
         inputs.context,
         space,
         min_fit=min_fit,
         runners_up=runners_up,
-        solver=options.solver,
-        gap=options.gap,
-        should_stop=should_stop,
-        on_progress=on_progress,
+        **how,
     )
     if result.best is None:
         if not result.complete:
@@ -129,11 +120,11 @@ def find_plan(
     own = restrictions or Restrictions()
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
     finalists = list(result.finalists)
-    if options.prove:
+    if after.prove:
         proof = certify(inputs.context, finalists[0], min_fit=min_fit)
         facts = replace(facts, certificate=proof)
     mixed = None
-    if options.mix_degrees:
+    if after.mix_degrees:
         mixed = best_mix(inputs.context, space, result.finalists, min_fit=min_fit)
     if mixed is not None:
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)

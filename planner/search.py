@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
-from planner.build import CandidateProblem, build_layout
+from planner.build import CandidateProblem
 from planner.choices import Candidate, Degrees, Grid
 from planner.closed_form import CountingStages
 from planner.cuts import best_cuts, even_cuts
 from planner.dp import LayerwiseStages
-from planner.exhaust import every_better_cut, num_layouts
-from planner.pathbound import PathBounds
+from planner.layouts import build_layout
+from planner.proof import close_gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,10 +53,7 @@ Node: TypeAlias = "Grid | Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
-SHARPENED = 4  # one in so many visits more, to raise the bound
-FEW_NODES = 500  # of those not worth a visit, so many are opened for the proof
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
-EXHAUSTED_LAYOUTS = 100_000
 SLACKS = (1.02, 1.08, 1.25, float("inf"))
 
 
@@ -123,7 +120,7 @@ def search(
     ``should_stop`` is asked before every visit; ``on_progress(visited, best, bound_s)`` is told
     after it. Ties are broken by the order in which the space names its candidates.
     """
-    run = _Run(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver], gap=gap)
+    run = SearchRun(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver], gap=gap)
     run.bound_all()
     while run.promising and not run.enough:
         if should_stop():
@@ -132,12 +129,12 @@ def search(
         if on_progress is not None:
             on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
     if not run.enough:
-        run.close_gap(should_stop)
+        close_gap(run, should_stop)
     return run.result(complete=not should_stop() or run.enough)
 
 
 @dataclass
-class _Run:
+class SearchRun:
     """The state of one search."""
 
     context: CostContext
@@ -223,9 +220,9 @@ class _Run:
         if isinstance(node, Candidate):
             self._solve(node, bound_s)
         else:
-            self._open(node, bound_s)
+            self.open_node(node, bound_s)
 
-    def _open(self, node: Grid | Degrees | list[Candidate], bound_s: float) -> None:
+    def open_node(self, node: Grid | Degrees | list[Candidate], bound_s: float) -> None:
         if isinstance(node, Grid):
             for degrees in self.space.degrees_of(node):
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
@@ -267,17 +264,17 @@ class _Run:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
         lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
-        if not (problem.moves_blocks or lean is None or self._cuts(lean, bound_s, self.worth_s)):
+        if not (problem.moves_blocks or lean is None or self.cuts(lean, bound_s, self.worth_s)):
             self._prune_full()
             return
-        found = self._cuts(problem, bound_s, self.worth_s)
+        found = self.cuts(problem, bound_s, self.worth_s)
         if not found and not problem.moves_blocks:
             self._prune_full()
             return
         own = bound_s
         if not problem.moves_blocks:
             own = max(bound_s, min(problem.bound_s(cut) for cut in found))
-        self._leave_open(own, problem)
+        self.leave_open(own, problem)
         limit = self.worth_s * PROMISING
         promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
         if not promising:  # the bound stays open: it counts in the gap
@@ -293,13 +290,13 @@ class _Run:
         if best is None:
             self.pruned["memory"] += 1
         else:
-            self._keep(best)
+            self.keep(best)
 
-    def _leave_open(self, bound_s: float, problem: CandidateProblem) -> None:
+    def leave_open(self, bound_s: float, problem: CandidateProblem) -> None:
         self.open.append((bound_s, problem))
         self.least_open_s = min(self.least_open_s, bound_s)
 
-    def _cuts(self, problem: CandidateProblem, bound_s: float, worth_s: float) -> list[Solution]:
+    def cuts(self, problem: CandidateProblem, bound_s: float, worth_s: float) -> list[Solution]:
         """Undominated cuts that may take less than ``worth_s``: first those close to the bound,
         which are found fast.
         """
@@ -311,12 +308,12 @@ class _Run:
             limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
             found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
-            found = [cut for cut in found if self._may_cut(problem, cut)]
+            found = [cut for cut in found if self.may_cut(problem, cut)]
             if found or limit == worth_s:
                 return found
         return []
 
-    def _may_cut(self, problem: CandidateProblem, cut: Solution) -> bool:
+    def may_cut(self, problem: CandidateProblem, cut: Solution) -> bool:
         """Whether the launcher can have stages of these sizes."""
         rules = self.space.rules
         if rules.uneven_stages and rules.empty_stages:
@@ -337,101 +334,13 @@ class _Run:
                 own = cost.estimate(min_fit=self.min_fit)
                 return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
             problem = problem.with_less(cost.fullest)
-            again = self._cuts(problem, bound_s, self.worth_s)
+            again = self.cuts(problem, bound_s, self.worth_s)
             if not again:
                 return None
             cut = again[0]
         return None
 
-    def close_gap(self, should_stop: Callable[[], bool]) -> None:
-        """Simulate every layout that could still beat the best plan, where they are few."""
-        self._sharpen()
-        self._open_rest()
-        self._trace(should_stop)
-        if self.enough:
-            return
-        if self.bound_s < min(self.least_open_s, self.best_s):
-            return
-        undecided = sorted(
-            (each for each in self.open if each[0] < self.best_s), key=lambda each: each[0]
-        )
-        layouts = 0
-        if any(problem.moves_blocks for _, problem in undecided):
-            return
-        for _, problem in undecided:
-            layouts += num_layouts(problem.problem, most=EXHAUSTED_LAYOUTS)
-            if layouts > EXHAUSTED_LAYOUTS:
-                return
-        for bound, problem in undecided:
-            better = every_better_cut(problem, self.best_s)
-            for cut in (each for each in better if self._may_cut(problem, each)):
-                if should_stop():
-                    return
-                finalist = self._finalist(problem, cut)
-                if finalist is not None:
-                    self._keep(finalist)
-            self.open.remove((bound, problem))
-            self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
-
-    def _trace(self, should_stop: Callable[[], bool]) -> None:
-        """Raise the least bound of an open candidate, by the longest paths of its schedule and by
-        a search for cuts that could beat the best plan, until none of them raises it further.
-        """
-        paths = PathBounds()
-        heap = [(bound_s, number, False) for number, (bound_s, _) in enumerate(self.open)]
-        heapq.heapify(heap)
-        while heap and not should_stop():
-            bound_s, number, traced = heap[0]
-            if traced or bound_s >= self.enough_s:
-                break
-            problem = self.open[number][1]
-            rest_s = self.bounds.of_fuller(problem.candidate)
-            least_s = max(bound_s, min(rest_s, paths.of(problem, self.bounds, self.best_s)))
-            if least_s >= self.best_s or not (
-                problem.moves_blocks or self._cuts(problem, least_s, self.best_s)
-            ):
-                heapq.heappop(heap)
-                self.pruned["bound"] += 1
-            else:
-                heapq.heapreplace(heap, (least_s, number, True))
-        self.open = [(bound_s, self.open[number][1]) for bound_s, number, _ in sorted(heap)]
-        self.least_open_s = min((each[0] for each in self.open), default=float("inf"))
-
-    def _sharpen(self) -> None:
-        """Open the nodes of the least bounds that no visit was worth, for a part of the effort so
-        far: their candidates have sharper bounds, or do not fit.
-        """
-        for _ in range(self.visited // SHARPENED):
-            if self.bound_s >= min(self.least_open_s, self.best_s):
-                break
-            bound_s, number = self.waiting[0]
-            node = self.nodes[number]
-            if isinstance(node, Candidate):
-                break
-            del self.nodes[number]
-            self._open(node, bound_s)
-        self.heap = [each for each in self.heap if each[1] in self.nodes]
-
-    def _open_rest(self) -> None:
-        """Leave candidates open that no visit was worth, where few have a bound below the best
-        plan.
-        """
-        rest = [each for each in self.heap if each[2] < self.best_s]
-        while rest and len(rest) <= FEW_NODES:
-            for _, number, bound_s, node in rest:
-                del self.nodes[number]
-                if isinstance(node, Candidate):
-                    problem = CandidateProblem(
-                        context=self.context, candidate=node, min_fit=self.min_fit
-                    )
-                    self._leave_open(bound_s, problem)
-                    self.pruned["closed form"] += 1
-                else:
-                    self._open(node, bound_s)
-            self.heap = [each for each in self.heap if each[1] in self.nodes]
-            rest = [each for each in self.heap if each[2] < self.best_s]
-
-    def _finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
+    def finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""
         layout = build_layout(problem, cut, self.space.rules.mixing)
         cost = LayoutCost(self.context, layout)
@@ -441,7 +350,7 @@ class _Run:
         own = cost.estimate(min_fit=self.min_fit)
         return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
 
-    def _keep(self, finalist: Finalist) -> None:
+    def keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""
         key = _identity(finalist)
         rivals = [each for each in self.finalists if _identity(each) == key]

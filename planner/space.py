@@ -12,10 +12,11 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
+from costmodel.layout import NO_RECOMPUTE, Recompute
 from costmodel.schedules import SCHEDULES, Shape
 from planner.choices import Candidate, Degrees, Grid, Restrictions, mesh_of
-from planner.launchers import LAUNCHERS, LauncherRules, Mixing
+from planner.families import mixed_recomputes, selective_sets
+from planner.launchers import LAUNCHERS, LauncherRules
 from planner.narrow import NARROW, Pipeline
 from profiles.layers import Block, CustomLayer, ExpertFeedForward
 
@@ -399,38 +400,9 @@ class SearchSpace:
         beside split backward passes (``splits``), which would compute again for each half.
         """
         if splits not in self._found_families:
-            self._found_families[splits] = self._families(splits=splits)
+            selective = selective_sets(
+                experts=bool(self._experts), stores_scores=self.training.attention.stores_scores
+            )
+            found = mixed_recomputes(self.rules, self.restrictions, selective, splits=splits)
+            self._found_families[splits] = found if self._blocks else [(NO_RECOMPUTE,)]
         return self._found_families[splits]
-
-    def _families(self, *, splits: bool) -> list[tuple[Recompute, ...]]:
-        if not self._blocks:
-            return [(NO_RECOMPUTE,)]
-        if splits:
-            allowed = self.restrictions.allows("recompute", RecomputeKind.NONE.value)
-            return [(NO_RECOMPUTE,)] if allowed else []
-        full = Recompute(RecomputeKind.FULL)
-        selective = self._selective() if self.rules.selective else []
-        options = [
-            option
-            for option in (NO_RECOMPUTE, *selective, full)
-            if self.restrictions.allows("recompute", option.kind.value)
-        ]
-        if self.rules.mixing is Mixing.PER_LAYER:
-            return [tuple(options)]
-        if self.rules.mixing is Mixing.WHOLE_MODEL:
-            return [(option,) for option in options]
-        blocks = [option for option in (NO_RECOMPUTE, full) if option in options]
-        families = [tuple(blocks)] if blocks else []
-        families += [(option,) for option in options if option.kind is RecomputeKind.SELECTIVE]
-        return families
-
-    def _selective(self) -> list[Recompute]:
-        """Module sets worth trying, from cheap to thorough."""
-        if not self._blocks:
-            return []
-        inner = "moe_act" if self._experts else "mlp"
-        sets = [("layernorm",), (inner,), ("layernorm", inner)]
-        if self.training.attention.stores_scores:
-            core = [tuple(sorted((*modules, "core_attn"))) for modules in sets]
-            sets = [("core_attn",), *core]
-        return [Recompute(RecomputeKind.SELECTIVE, tuple(sorted(modules))) for modules in sets]

@@ -79,6 +79,14 @@ def test_an_interrupted_search_gives_the_best_so_far_with_its_gap(process, tmp_p
     assert process("-m", "cli", "estimate", str(path)).returncode == 0
 
 
+def test_a_time_limit_gives_a_plan_with_its_gap_or_says_that_there_was_no_time(process):
+    result = process("-m", "cli", "plan", *SMALL, "--time-limit", "1e-6")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "no layout that fits was found in 1e-06 s"
+    assert process("-m", "cli", "plan", *SMALL, "--time-limit", "0").returncode == 2
+    assert process("-m", "cli", "plan", *SMALL, "--gap", "1.5").returncode == 2
+
+
 def test_a_search_interrupted_too_early_says_so_and_writes_nothing(process, tmp_path):
     path = tmp_path / "plan.yaml"
     arguments = ("plan", *SMALL, "-o", str(path))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import combinations, combinations_with_replacement, product
 
 from costmodel.estimate import estimate
-from planner.build import CandidateProblem, build_layout
+from planner.build import CandidateProblem
+from planner.layouts import build_layout
 from planner.problem import Solution
 
 

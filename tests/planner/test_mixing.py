@@ -10,9 +10,9 @@ from costmodel.estimate import estimate
 from planner import load_inputs, load_plan, nested, plan_of, plan_text
 from planner.build import CandidateProblem
 from planner.choices import Restrictions
-from planner.space import SearchSpace
 from planner.mixing import MixedProblem, best_mix
 from planner.search import search
+from planner.space import SearchSpace
 
 GIB = 2**30
 

@@ -70,6 +70,9 @@ def test_no_division_of_whole_blocks_is_faster_than_its_bound(name, data):
     options = [Shape(stages, chunks, m) for m in range(1, 3 * stages + 1)]
     shape = data.draw(st.sampled_from([s for s in options if schedule.problem(s) is None]))
     held = data.draw(st.lists(st.integers(chunks, 3 * chunks), min_size=stages, max_size=stages))
+    if schedule.copies > 1:  # even shares, and a few blocks more anywhere
+        more = data.draw(st.lists(st.integers(0, stages - 1), max_size=stages - 1))
+        held = [held[0] + more.count(stage) for stage in range(stages)]
     forward, head = data.draw(st.floats(0.1, 0.6)), data.draw(st.floats(0, 3))
     weight = data.draw(st.floats(0, 1 - forward))
     once = data.draw(st.floats(0, 5))
@@ -85,10 +88,19 @@ def test_no_division_of_whole_blocks_is_faster_than_its_bound(name, data):
     times = PassTimes(**grids)
     if not schedule.drains:
         return
-    ends = longest_paths(name, shape, times, [0.0] * stages)
+    hop = data.draw(st.floats(0, 0.5))
+    ends = longest_paths(name, shape, times, [hop] * stages)
     lasting = [sum(share) for share in shares]
     step = max(end + once * n for end, n in zip(ends, lasting, strict=True))
-    blocks = BlockTimes(block=1.0, forward_part=forward, once=once, head=head)
+    blocks = BlockTimes(
+        block=1.0,
+        forward_part=forward,
+        weight_part=weight,
+        weight=weight,
+        once=once,
+        head=head,
+        hop=hop,
+    )
     bound = PipelineBound(name, stages, chunks, shape.microbatches)
     assert bound.whole_blocks(sum(held), blocks) <= step * (1 + 1e-9)
 

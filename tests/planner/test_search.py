@@ -189,6 +189,34 @@ def test_a_stopped_search_keeps_what_it_has_and_says_how_far_it_may_be_off():
     assert result.bound_s <= full.best.estimate.step_s
 
 
+def test_a_search_ends_as_soon_as_the_gap_is_what_was_asked_for():
+    context = context_of("llama3-70b", "16x8xh100-80g", global_batch=1024, seq_len=8192)
+    full = search(context, space_of(context))
+    told = []
+    loose = search(
+        context,
+        space_of(context),
+        gap=0.25,
+        on_progress=lambda _visited, best, bound_s: told.append((best, bound_s)),
+    )
+    assert loose.complete
+    assert loose.gap <= 0.25
+    assert loose.visited < full.visited
+    assert loose.bound_s <= full.best.estimate.step_s <= loose.best.estimate.step_s
+    assert all(best is None or 1 - bound_s / best.estimate.step_s > 0.25
+               for best, bound_s in told[:-1])  # fmt: skip
+
+
+def test_every_candidate_is_counted_once():
+    context = context_of("llama3-8b", "2x8xh100", global_batch=256, seq_len=8192)
+    space = space_of(context)
+    result = search(context, space)
+    named = sum(1 for degrees in space.degrees() for _ in space.candidates(degrees))
+    assert result.candidates == named
+    solved = named - sum(result.pruned.values())
+    assert 0 < solved <= result.simulated
+
+
 @pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed", "accelerate"])
 def test_a_launcher_restricts_the_plan_to_what_it_can_say(launcher):
     context = context_of("llama3-8b", "2x8xh100", global_batch=128, seq_len=8192)

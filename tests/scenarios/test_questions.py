@@ -69,8 +69,9 @@ def test_2_a_pipeline_that_gives_a_fifth_of_the_speed_has_too_few_micro_batches(
     flat = answer(f"estimate {asked} --pp 1 --dp 64 --recompute full --global-batch 64")
     assert slow["mfu"] < 0.45 * flat["mfu"]
     assert more["mfu"] > 2.5 * slow["mfu"]
-    answer(f"plan {asked.replace('--tp 2 --zero 1', '')} --global-batch 16 -o {path}",
-           *["--fix", "tp=2", "--fix", "pp=4", "--fix", "dp=16", "--fix", "cp=1", "--fix", "schedule=1f1b"])  # fmt: skip
+    inputs = asked.removesuffix("--tp 2 --zero 1")
+    fixed = "--fix tp=2 --fix pp=4 --fix dp=16 --fix cp=1 --fix schedule=1f1b"
+    answer(f"plan {inputs} --global-batch 16 {fixed} -o {path}")
     bubble = answer(f"explain {path}")["binds"]["bubble"]
     assert bubble["microbatches"] == 1
     assert bubble["idle"] > 0.6

@@ -1,0 +1,79 @@
+"""Bounds from the longest paths of schedules against every layout of small candidates."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from oracle import every_cut_and_mix
+from test_search import context_of, space_of, tiny_model, with_nodes
+
+from costmodel.estimate import estimate
+from costmodel.schedules import SCHEDULES
+from planner.bounds import CandidateBounds
+from planner.build import CandidateProblem
+from planner.layouts import build_layout
+from planner.pathbound import PathBounds
+from profiles.layers import Block
+
+MIN_FIT = 0.9
+DRAINING = [name for name, schedule in SCHEDULES.items() if schedule.drains]
+
+
+def random_candidates(schedule, rng):
+    """Some candidates of a tiny model with few micro-batches."""
+    blocks = rng.choice([4, 5, 6])
+    model = tiny_model(blocks, rng.choice([32_000, 256_000]), tied=rng.random() < 0.3)
+    if rng.random() < 0.3 and SCHEDULES[schedule].chunks == (1,):  # a second kind of block
+        run = model.runs[1]
+        assert isinstance(run.layer, Block)
+        wide = replace(run.layer, feed_forward=replace(run.layer.feed_forward, ffn_hidden=28_672))
+        runs = (model.runs[0], replace(run, count=run.count - 1), replace(run, layer=wide, count=1))
+        model = replace(model, runs=(*runs, model.runs[2]))
+    cluster = with_nodes("1x4xa100-40g", memory_gib=rng.choice([14, 20, 34, 80]))
+    context = context_of(
+        model, cluster, global_batch=rng.choice([4, 8, 16]), seq_len=2048, micro_batch=1
+    )
+    fixed = {"cp": 1, "tp": 1, "zero": "0,1", "schedule": schedule, "pp": "2,3,4"}
+    fixed["recompute"] = rng.choice(["none", "none,full"])
+    space = space_of(context, **fixed)
+    found = [each for d in space.degrees() for each in space.candidates(d)]
+    return context, space, rng.sample(found, min(2, len(found)))
+
+
+@pytest.mark.parametrize("schedule", DRAINING)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_layout_of_a_candidate_is_faster_than_the_bound_of_its_paths(schedule, seed):
+    rng = random.Random(f"{schedule} {seed}")
+    context, space, candidates = random_candidates(schedule, rng)
+    bounds, paths = CandidateBounds(context, min_fit=MIN_FIT), PathBounds()
+    for candidate in candidates:
+        problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
+        fuller_s = bounds.of_fuller(candidate)
+        least_s = min(fuller_s, paths.of(problem, bounds, float("inf")))
+        relaxed = bounds.of_candidate(candidate, float("inf"))
+        for cut in every_cut_and_mix(context, problem):
+            layout = build_layout(problem, cut, space.rules.mixing)
+            own = estimate(context, layout, min_fit=MIN_FIT)
+            if own.fits:
+                assert least_s <= own.step_s * (1 + 1e-9)
+                assert relaxed is not None
+                assert relaxed.bound_s <= own.step_s * (1 + 1e-9)
+
+
+def test_the_bound_of_an_even_pipeline_is_its_step():
+    model = tiny_model(8, 1024, tied=False)  # two blocks on each of four stages
+    cluster = with_nodes("1x4xa100-40g", memory_gib=80)
+    context = context_of(model, cluster, global_batch=16, seq_len=2048, micro_batch=1)
+    for schedule in ("1f1b", "interleaved-1f1b", "zb-h1", "v-half"):
+        space = space_of(context, cp=1, tp=1, pp=4, zero=0, schedule=schedule, recompute="none")
+        candidate = next(each for d in space.degrees() for each in space.candidates(d))
+        problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
+        bounds = CandidateBounds(context, min_fit=MIN_FIT)
+        least_s = PathBounds().of(problem, bounds, float("inf"))
+        steps = [
+            estimate(context, build_layout(problem, cut, space.rules.mixing)).step_s
+            for cut in every_cut_and_mix(context, problem)
+        ]
+        assert least_s == pytest.approx(min(steps), rel=0.02)
