@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["hear", "layers_of_pattern", "say", "stage_layers"]
+__all__ = ["hear", "layers_of_pattern", "modules_of", "say", "stage_layers"]
 
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 FP8_RECIPES: Final = {
@@ -172,6 +172,8 @@ def _say_sharding(job: Job) -> dict[str, Any]:
 
 
 def _hear_zero(told: Told) -> int:
+    if told.deepspeed_zero is not None:
+        return int(told.deepspeed_zero)
     if told.torch_fsdp2:
         return 3 if told.fsdp2_reshards else 2
     if told.megatron_fsdp:
@@ -197,6 +199,8 @@ def _say_recompute(job: Job) -> dict[str, Any]:
 
 
 def _hear_recompute(told: Told, heard: Heard) -> None:
+    if told.recompute_all:  # of Megatron-LM before 2022, and of Megatron-DeepSpeed
+        heard.full_first = _MOST_LAYERS
     kind = told.recompute_kind or ("selective" if told.recompute_selective else None)
     if kind == "full":
         uniform = told.recompute_method == "uniform" or told.recompute_layers is None
@@ -207,7 +211,7 @@ def _hear_recompute(told: Told, heard: Heard) -> None:
                 f"for so many layers; estimated as if each layer kept its own"
             )
     elif kind == "selective":
-        wanted = set(told.recompute_modules or ("core_attn",))
+        wanted = set(modules_of(told))
         known = wanted & set(MODULES)
         if told.attention != "unfused" and known == {"core_attn"}:
             known = set()  # flash attention recomputes its scores anyway
@@ -217,6 +221,12 @@ def _hear_recompute(told: Told, heard: Heard) -> None:
         heard.recompute = (
             Recompute(RecomputeKind.SELECTIVE, tuple(sorted(known))) if known else NO_RECOMPUTE
         )
+
+
+def modules_of(told: Told) -> tuple[str, ...]:
+    """What selective recomputation names, as words or in a list: ``[layernorm, mlp]``."""
+    text = " ".join(told.recompute_modules or ("core_attn",))
+    return tuple(word for word in re.split(r"[\s,\[\]'\"]+", text) if word)
 
 
 # --- precision and kernels -------------------------------------------------------------------

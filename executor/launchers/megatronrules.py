@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from executor.launchers import commonrules as common
 from executor.launchers.commonrules import multiples, replicas
-from executor.launchers.megatron import layers_of_pattern, stage_layers
+from executor.launchers.megatron import layers_of_pattern, modules_of, stage_layers
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from profiles.errors import InputError
 
@@ -284,7 +284,7 @@ def recompute_modules_exist(told: Told) -> Iterator[Broken]:
     """Selective recomputation names modules that there are: moe_act with grouped GEMM only,
     mla_up_proj with latent attention only; not layernorm or moe_act under delayed fp8 scaling.
     """
-    modules = set(told.recompute_modules or ())
+    modules = set(modules_of(told))
     known = {"core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"}
     known |= {"gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
     if modules - known:
@@ -330,8 +330,7 @@ def core_attention_with_flash(told: Told) -> Iterator[Broken]:
     and full is named by no module.
     """
     selective = told.recompute_kind == "selective" or told.recompute_selective
-    modules = told.recompute_modules or ("core_attn",)
-    if selective and "core_attn" in modules and told.attention not in ("unfused", "local"):
+    if selective and "core_attn" in modules_of(told) and told.attention not in ("unfused", "local"):
         message = f"core_attn recomputed with attention {told.attention}: no memory saved"
         yield Broken("recompute_modules", message, "other modules, or none")
 

@@ -367,7 +367,7 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
     if source.is_file and source.given.endswith(".toml"):
         told = read_mapping(
             "torchtitan",
-            keys,
+            tuple(key for key in keys if key.fact != "recompute"),  # there a section of its own
             read_document(source),
             num_gpus=num_gpus or 1,
             no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
