@@ -310,13 +310,13 @@ def _sentence(words: str) -> str:
 
 
 TRIED = {
-    "Megatron-LM, in the tests": "megatron-core 0.16.1 (PyPI): `TransformerConfig`",
+    "Megatron-LM, in the tests": "megatron-core 0.16.1: `TransformerConfig`",
     "Megatron-LM, by hand": "d98e8a6 (2026-08-22): `parse_args`, `validate_args`, "
     "`core_transformer_config_from_args`",
-    "torchtitan, in the tests": "0.3.0 (PyPI): its configuration through tyro, `ParallelDims`, "
+    "torchtitan, in the tests": "0.3.0: its configuration through tyro, `ParallelDims`, "
     "torch's schedules",
-    "DeepSpeed, in the tests": "0.19.8 (PyPI): `DeepSpeedConfig`, `validate_autoep_config`",
-    "Accelerate, in the tests": "1.15.0 (PyPI): the parser of `accelerate launch`, "
+    "DeepSpeed, in the tests": "0.19.8: `DeepSpeedConfig`, `validate_autoep_config`",
+    "Accelerate, in the tests": "1.15.0: the parser of `accelerate launch`, "
     "`ParallelismConfig`, the FSDP plugin",
     "Hetu-Galvatron, by hand": "cea12ff (2026-06-16): `get_hybrid_parallel_configs_api`, "
     "`check_hp_config`",

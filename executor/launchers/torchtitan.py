@@ -1,6 +1,6 @@
 """torchtitan: its configuration as flags of ``torchtitan.train``, and its TOML of earlier days.
 
-Keys are those of torchtitan 0.3.0 (PyPI) and of main at b5bcd76 (2026-08-21), ``config/configs.py``
+Keys are those of torchtitan 0.3.0 and of main at b5bcd76 (2026-08-21), ``config/configs.py``
 and ``distributed/activation_checkpoint.py``; former names are those of its TOML files, until 0.2.
 """
 
