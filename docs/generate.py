@@ -23,7 +23,14 @@ import yaml
 
 from cli import main as command_line
 from costmodel.schedules import SCHEDULES
-from executor.launchers import accelerate, bridge, deepspeed, galvatron, megatronkeys, torchtitan
+from executor.launchers import (
+    accelerate,
+    bridge,
+    deepspeed,
+    galvatron,
+    megatronkeys,
+    torchtitankeys,
+)
 from executor.launchers.registry import NAMES, launcher
 from planner import json_schema, run_schedule, schema_kinds
 from profiles.families import FAMILIES, NESTED
@@ -344,7 +351,7 @@ Transformer Engine), and of Galvatron the two modules were loaded alone.
 TABLES = {
     "megatron": {"": megatronkeys.KEYS},
     "megatron-bridge": {"": (*bridge.LAYOUT, *bridge.OWN)},
-    "torchtitan": torchtitan.KEYS,
+    "torchtitan": torchtitankeys.KEYS,
     "deepspeed": {"": deepspeed.KEYS},
     "accelerate": {"": accelerate.KEYS},
     "galvatron": {"": galvatron.KEYS},

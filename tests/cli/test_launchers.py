@@ -145,7 +145,8 @@ def test_set_wants_a_name_and_a_value(parplan):
 def test_exporting_and_importing_load_neither_torch_nor_numpy(process, plan_file, tmp_path):
     code = (
         "import sys, cli\n"
-        "try:\n    cli.main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code in (0, None)\n"
+        "try:\n    cli.main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert end.code in (0, None)\n"
         "print('loaded', {'torch', 'numpy', 'networkx'} & sys.modules.keys())"
     )
     job = tmp_path / "job"

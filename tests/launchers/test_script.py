@@ -64,7 +64,8 @@ def test_the_shell_is_followed(text, last):
 
 
 def test_a_script_says_how_many_processes_it_starts(tmp_path):
-    text = f"#SBATCH --nodes=4\nG=8\ntorchrun --nnodes $SLURM_NNODES --nproc_per_node $G p.py {ARGUMENTS}"
+    start = "torchrun --nnodes $SLURM_NNODES --nproc_per_node $G p.py"
+    text = f"#SBATCH --nodes=4\nG=8\n{start} {ARGUMENTS}"
     assert told(text, tmp_path).started == 32
     assert told(f"torchrun --nproc-per-node=8 p.py {ARGUMENTS}", tmp_path).started == 8
 
