@@ -98,13 +98,15 @@ def _nearest(to: str, inputs: Inputs, layout: Layout) -> str:
     if near is None:
         return f"changing these choices one by one leads to none; the best of all: {command}"
     before, after = (layout_choices(inputs.model, each) for each in (layout, near))
-    changes = ", ".join(
-        f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]
+    changes = "".join(
+        f"\n  {name}: {before[name]} -> {after[name]}"
+        for name in before
+        if before[name] != after[name]
     )
     ours, theirs = (plan_of(inputs, each).estimate for each in (layout, near))
     fits = "fits" if theirs.fits else "does not fit"
     cost = f"{theirs.step_s:.3g} s a step instead of {ours.step_s:.3g} s, {fits}"
-    return f"{changes}: {cost}\nbest of all that it can: {command}"
+    return f"{cost}{changes}\nbest of all that it can: {command}"
 
 
 def save_files(files: dict[str, str], folder: str | Path, *, force: bool = False) -> list[str]:

@@ -77,9 +77,11 @@ def launch_line(source: Source, names: Iterable[str], *, forms: str) -> Command:
     several and ``line`` picks none of them.
     """
     known = set(names)
-    found = []
+    found: list[Command] = []
     for command in (_opened(each, known, source) for each in source.commands()):
         count = sum(_name_of(token.text) in known for token in command.tokens)
+        if command.tokens[0].text in _SHOWING or any(_alike(command, each) for each in found):
+            continue
         if count >= ENOUGH or (count and len(command.tokens) <= _SHORT):
             found.append(command)
     if source.line is not None:
@@ -101,6 +103,15 @@ def launch_line(source: Source, names: Iterable[str], *, forms: str) -> Command:
 
 
 _SHORT: Final = 3
+_SHOWING: Final = ("echo", "printf", "set", "cat")  # commands that start nothing
+
+
+def _alike(left: Command, right: Command) -> bool:
+    """Whether two commands pass the same words, as ``run=...; $run`` and ``eval $run`` do."""
+    ours, theirs = (
+        [token.text for token in each.tokens if token.text != "eval"] for each in (left, right)
+    )
+    return ours == theirs
 
 
 def _name_of(text: str) -> str:
@@ -112,13 +123,16 @@ def _opened(command: Command, known: set[str], source: Source) -> Command:
     ``srun bash -c "python train.py --bf16"``.
     """
     tokens: list[Token] = []
+    variables = {**command.environment, **source.values}
     for token in command.tokens:
-        inner = [word for word in token.text.split() if _name_of(word) in known]
-        if len(inner) < ENOUGH:
+        inner: list[Token] = []
+        if " " in token.text.strip():
+            for nested in commands_of_text(token.text, variables, where=token.place):
+                inner += [Token(each.text, token.place, each.missing) for each in nested.tokens]
+        if sum(_name_of(each.text) in known for each in inner) >= ENOUGH:
+            tokens += inner
+        else:
             tokens.append(token)
-            continue
-        for nested in commands_of_text(token.text, source.values, where=token.place):
-            tokens += [Token(each.text, token.place, each.missing) for each in nested.tokens]
     return Command(tuple(tokens), command.environment)
 
 

@@ -270,6 +270,8 @@ def batch_is_the_product(told: Told) -> Iterator[Broken]:
     batch, micro, steps = told.global_batch, told.micro_batch, told.accumulation
     ranks = _replicas(told)
     if batch is None and micro is None:
+        if {"global_batch", "micro_batch"} & told.places.keys():
+            return  # the training script says them
         message = "neither train_batch_size nor train_micro_batch_size_per_gpu is stated"
         yield Broken("global_batch", message, "one of them")
         return

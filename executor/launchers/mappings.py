@@ -112,6 +112,7 @@ def _take(told: Told, key: Key, value: Any, where: str, problems: list[Problem])
     if value is None or value == AUTO:
         if value == AUTO:
             told.notes.append(f"{where}: {key.name} is auto: the training script says it")
+            told.places[key.fact] = where
         return
     read: Any
     if key.kind is Kind.WORDS:

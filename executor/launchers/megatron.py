@@ -5,29 +5,26 @@ Each part is written and read side by side: what ``say_...`` writes, ``hear_...`
 
 from __future__ import annotations
 
-import ast
 import re
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, Axis, Recompute, RecomputeKind
 from executor.launchers.job import FULL, Heard
+from executor.launchers.megatronmodel import hear_model, say_model
 from executor.launchers.modelfacts import facts_of_model
-from profiles.errors import InputError, Problem
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
 
 if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["hear", "layers_of_pattern", "say", "stage_layers"]
+__all__ = ["hear", "modules_of", "say", "stage_layers"]
 
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 FP8_RECIPES: Final = {
     Precision.FP8_TENSORWISE: "tensorwise",
     Precision.FP8_BLOCKWISE: "blockwise",
 }
-VOCABULARIES: Final = {"GPT2BPETokenizer": 50_257}  # the tokenizers that have one vocabulary only
 SHARDS_GRADIENTS: Final = 2
 MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 
@@ -50,7 +47,7 @@ def say(job: Job) -> dict[str, Any]:
         **_say_sharding(job),
         **_say_recompute(job),
         **_say_precision(job),
-        **_say_model(job),
+        **say_model(job),
     }
 
 
@@ -74,7 +71,7 @@ def hear(told: Told) -> Heard:
         sequence_parallel=bool(told.sequence_parallel),
         stages_between=told.stages_between,
         training=_hear_training(told, dp),
-        model_facts=_hear_model(told),
+        model_facts=hear_model(told),
     )
     _hear_recompute(told, heard)
     return heard
@@ -172,6 +169,8 @@ def _say_sharding(job: Job) -> dict[str, Any]:
 
 
 def _hear_zero(told: Told) -> int:
+    if told.deepspeed_zero is not None:
+        return int(told.deepspeed_zero)
     if told.torch_fsdp2:
         return 3 if told.fsdp2_reshards else 2
     if told.megatron_fsdp:
@@ -197,6 +196,8 @@ def _say_recompute(job: Job) -> dict[str, Any]:
 
 
 def _hear_recompute(told: Told, heard: Heard) -> None:
+    if told.recompute_all:  # of Megatron-LM before 2022, and of Megatron-DeepSpeed
+        heard.full_first = _MOST_LAYERS
     kind = told.recompute_kind or ("selective" if told.recompute_selective else None)
     if kind == "full":
         uniform = told.recompute_method == "uniform" or told.recompute_layers is None
@@ -207,7 +208,7 @@ def _hear_recompute(told: Told, heard: Heard) -> None:
                 f"for so many layers; estimated as if each layer kept its own"
             )
     elif kind == "selective":
-        wanted = set(told.recompute_modules or ("core_attn",))
+        wanted = set(modules_of(told))
         known = wanted & set(MODULES)
         if told.attention != "unfused" and known == {"core_attn"}:
             known = set()  # flash attention recomputes its scores anyway
@@ -217,6 +218,12 @@ def _hear_recompute(told: Told, heard: Heard) -> None:
         heard.recompute = (
             Recompute(RecomputeKind.SELECTIVE, tuple(sorted(known))) if known else NO_RECOMPUTE
         )
+
+
+def modules_of(told: Told) -> tuple[str, ...]:
+    """What selective recomputation names, as words or in a list: ``[layernorm, mlp]``."""
+    text = " ".join(told.recompute_modules or ("core_attn",))
+    return tuple(word for word in re.split(r"[\s,\[\]'\"]+", text) if word)
 
 
 # --- precision and kernels -------------------------------------------------------------------
@@ -283,143 +290,3 @@ def _hear_training(told: Told, dp: int) -> dict[str, Any]:
         "optimizer": "sgd" if told.optimizer == "sgd" else "adamw",
         "attention": attention.value,
     }
-
-
-# --- the model -------------------------------------------------------------------------------
-
-
-def _say_model(job: Job) -> dict[str, Any]:
-    own = facts_of_model(job.model)
-    if not own:
-        return {}
-    heads, hidden = own["heads"], own["hidden"]
-    positions = max(own["max_positions"] or 0, job.inputs.training.seq_len)
-    facts: dict[str, Any] = {
-        "num_layers": own["num_layers"],
-        "hidden": hidden,
-        "ffn": own["ffn"],
-        "heads": heads,
-        "max_positions": own.get("positions") or positions,
-        "position": "rope" if own["rope"] else ("learned_absolute" if own["positions"] else "none"),
-        "norm": own["norm"] if own["norm"] in ("RMSNorm", "LayerNorm") else "LayerNorm",
-        "swiglu": own["gated"],
-        "linear_bias": own["output_bias"] and own["ffn_bias"],
-        "qkv_bias": own["qkv_bias"] and not (own["output_bias"] and own["ffn_bias"]),
-        "qk_norm": own["qk_norm"],
-        "tied": own["tied"],
-        "vocab": own["vocab"],
-        "attention_dropout": 0.1 if own["dropout"] else 0.0,
-        "hidden_dropout": 0.1 if own["dropout"] else 0.0,
-    }
-    if own["latent"]:
-        names = ("latent", "query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        facts |= {name: own[name] for name in names}
-    else:
-        facts["head_dim"] = own["head_dim"] if own["head_dim"] * heads != hidden else None
-        if own["kv_heads"] != heads:
-            facts |= {"grouped_queries": True, "groups": own["kv_heads"]}
-    if own["window"]:
-        facts["window_pair"] = (str(own["window"] - 1), "0")
-    return facts | (_say_experts(own) if "num_experts" in own else {})
-
-
-def _say_experts(own: dict[str, Any]) -> dict[str, Any]:
-    pattern = own["expert_layers"]
-    facts = {
-        "num_experts": own["num_experts"],
-        "top_k": own["top_k"],
-        "expert_ffn": own["expert_ffn"],
-        "shared_ffn": own["shared_ffn"] or None,
-        "shared_gate": own["shared_gate"],
-        "correction_bias": own["correction_bias"],
-        "grouped_gemm": True,
-    }
-    if not all(pattern):
-        runs = [f"[{value}]*{len(list(equal))}" for value, equal in groupby(pattern)]
-        facts["expert_pattern"] = f"({'+'.join(runs)})"
-    return facts
-
-
-def _hear_model(told: Told) -> dict[str, Any]:
-    """Facts of the model, empty where the arguments do not say it."""
-    if told.hidden is None or told.num_layers is None or told.heads is None:
-        return {}
-    rotary = told.rotary or told.position in ("rope", "mrope", "yarn")
-    gated = told.swiglu or told.geglu
-    ffn = told.ffn or (int(4 * told.hidden * 2 / 3 / 64) * 64 if gated else 4 * told.hidden)
-    facts: dict[str, Any] = {
-        "num_layers": told.num_layers,
-        "hidden": told.hidden,
-        "ffn": ffn,
-        "heads": told.heads,
-        "kv_heads": told.groups if told.grouped_queries else told.heads,
-        "head_dim": told.head_dim,
-        "vocab": told.vocab or told.padded_vocab or VOCABULARIES.get(told.tokenizer or ""),
-        "max_positions": told.max_positions,
-        "positions": (
-            told.max_positions or 0 if not rotary and told.position == "learned_absolute" else 0
-        ),
-        "rope": rotary,
-        "norm": told.norm,
-        "gated": gated,
-        "ffn_bias": told.linear_bias,
-        "output_bias": told.linear_bias,
-        "qkv_bias": told.linear_bias or told.qkv_bias,
-        "qk_norm": told.qk_norm,
-        "tied": told.tied,
-        "dropout": bool(told.attention_dropout or told.hidden_dropout),
-        "mtp_layers": told.mtp_layers or 0,
-        "window": int(told.window_pair[0].split(",")[0].strip("(")) + 1
-        if told.window_pair
-        else None,
-    }
-    if told.latent:
-        names = ("latent", "query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        facts |= {name: getattr(told, name) for name in names}
-    if told.num_experts:
-        facts |= {
-            "num_experts": told.num_experts,
-            "top_k": told.top_k,
-            "expert_ffn": told.expert_ffn or ffn,
-            "shared_ffn": told.shared_ffn or 0,
-            "shared_gate": told.shared_gate,
-            "correction_bias": told.correction_bias,
-            "expert_layers": layers_of_pattern(told),
-        }
-    return facts
-
-
-def layers_of_pattern(told: Told) -> tuple[int, ...]:
-    """Which layers have experts, from ``--moe-layer-freq``: every N-th from the first on, or a
-    list like ``([0]*3+[1]*58)``.
-    """
-    text, layers = told.expert_pattern.strip("\"'"), told.num_layers
-    if text.isdigit() and int(text):
-        return tuple(int(layer % int(text) == 0) for layer in range(layers))
-    pattern = _listed(text)
-    if pattern is None or len(pattern) != layers:
-        message = f"{told.spelt('expert_pattern')} is {told.expert_pattern!r}"
-        expected = f"a number, or a list of {layers} zeros and ones as ([0]*1+[1]*{layers - 1})"
-        where = told.where("expert_pattern")
-        raise InputError(Problem(where=where, message=message, expected=expected))
-    return tuple(int(bool(each)) for each in pattern)
-
-
-def _listed(text: str) -> list[int] | None:
-    """The list of sums and multiples of lists of whole numbers."""
-
-    def of(node: ast.expr) -> Any:
-        if isinstance(node, ast.List):
-            return [of(each) for each in node.elts]
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return min(node.value, _MOST_LAYERS)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-            left, right = of(node.left), of(node.right)
-            return left + right if isinstance(node.op, ast.Add) else left * right
-        raise ValueError
-
-    try:
-        found = of(ast.parse(text, mode="eval").body)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None
-    return found if isinstance(found, list) else None

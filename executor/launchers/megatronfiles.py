@@ -135,6 +135,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
     )
     told.started = started
     told.given["kv_heads"] = told.groups if told.grouped_queries else told.heads
+    if "embedding" in (told.partition or ""):  # of Megatron-DeepSpeed: they count as layers
+        told.given["count_embedding"] = told.given["count_loss"] = True
     if told.fp8_hybrid or told.fp8_e4m3:
         told.given["fp8"] = "hybrid" if told.fp8_hybrid else "e4m3"
     return told

@@ -160,6 +160,9 @@ PARALLEL: Final = (
     _key("recompute-num-layers", "recompute_layers", bridge="model.recompute_num_layers"),
     _key("recompute-modules", "recompute_modules", WORDS, (), "model.recompute_modules"),
     _key("distribute-saved-activations", "split_saved", SWITCH, False),
+    _key("checkpoint-activations", "recompute_all", SWITCH, False),
+    _key("zero-stage", "deepspeed_zero", SIZE),
+    _key("pp-partition-method", "partition", TEXT),
 )
 
 BATCH: Final = (
@@ -205,7 +208,7 @@ MODEL: Final = (
         TEXT,
         "learned_absolute",
         "model.position_embedding_type",
-        ("learned_absolute", "rope", "mrope", "yarn", "relative", "none"),
+        ("learned_absolute", "rope", "mrope", "yarn", "alibi", "relative", "none"),
     ),
     _key("use-rotary-position-embeddings", "rotary", SWITCH, False),
     _key("normalization", "norm", TEXT, "LayerNorm", "model.normalization"),
@@ -222,7 +225,9 @@ MODEL: Final = (
         "model.share_embeddings_and_output_weights",
     ),
     _key("vocab-size", "vocab", bridge="tokenizer.vocab_size"),
-    _key("padded-vocab-size", "padded_vocab", bridge="model.vocab_size"),
+    _key(
+        "padded-vocab-size", "padded_vocab", bridge="model.vocab_size", once=("pad-vocab-size-to",)
+    ),
     _key("tokenizer-type", "tokenizer", TEXT, bridge="tokenizer.tokenizer_type"),
     _key(
         "make-vocab-size-divisible-by",
@@ -272,5 +277,5 @@ UNMODELLED: Final = re.compile(
     r"|tensor-parallel-num-weight-shards|expert-tensor-parallel-num-weight-shards"
     r"|hierarchical-context-parallel-sizes|hybrid-context-parallel|outer-dp-sharding-strategy"
     r"|heterogeneous-.*|multi-latent-.*|softmax-type|spec|recompute-modules-.*"
-    r"|decoder-pipeline-.*|encoder-(tensor|pipeline).*|dsa-.*|freeze-.*)"
+    r"|decoder-pipeline-.*|embed-layernorm|partition-activations|encoder-(tensor|pipeline).*|dsa-.*|freeze-.*)"
 )

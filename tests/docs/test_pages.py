@@ -20,6 +20,12 @@ PAGES = {  # and their commands, at least
     "docs/tutorial/first-plan.md": 6,
     "docs/how-to/describe-your-cluster.md": 3,
     "docs/how-to/read-a-topology.md": 4,
+    "docs/how-to/export-to-megatron.md": 6,
+    "docs/how-to/export-to-megatron-bridge.md": 5,
+    "docs/how-to/export-to-torchtitan.md": 6,
+    "docs/how-to/export-to-deepspeed.md": 7,
+    "docs/how-to/export-to-accelerate.md": 7,
+    "docs/how-to/export-to-galvatron.md": 5,
 }
 BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 

@@ -22,113 +22,229 @@ FSDP = f"{MEGATRON} --use-megatron-fsdp --use-distributed-optimizer --ckpt-forma
 TORCH_FSDP = f"{MEGATRON} --use-torch-fsdp2 --no-gradient-accumulation-fusion"
 UNTIED = "--untie-embeddings-and-output-weights"
 
+PP, TP = "--pipeline-model-parallel-size", "--tensor-model-parallel-size"
+EP, LAYOUT = "--expert-model-parallel-size", "--pipeline-model-parallel-layout"
+VIRTUAL, DIST = "--num-virtual-stages-per-pipeline-rank", "--use-distributed-optimizer"
+SELECTIVE = "--recompute-granularity selective --recompute-modules"
+
 # rule: arguments that break it (on 64 GPUs), in the order of the rule book
 MEGATRON_BREAKS = {
-    "attention-heads": f"{ONE} {MEGATRON} --num-attention-heads 12 --tensor-model-parallel-size 8",
+    "attention-heads": f"{ONE} {MEGATRON} --num-attention-heads 12 {TP} 8",
     "query-groups": (
-        f"{ONE} {MEGATRON} --group-query-attention --num-query-groups 6 --num-attention-heads 48 "
-        "--tensor-model-parallel-size 4 --hidden-size 6144"
+        f"{ONE} {MEGATRON} --group-query-attention --num-query-groups 6 "
+        f"--num-attention-heads 48 {TP} 4 --hidden-size 6144"
     ),
-    "feed-forward-width": f"{ONE} {MEGATRON} --ffn-hidden-size 10922 --tensor-model-parallel-size 4",
+    "feed-forward-width": f"{ONE} {MEGATRON} --ffn-hidden-size 10922 {TP} 4",
     "context-pieces": f"{ONE} {MEGATRON} --seq-length 4092 --context-parallel-size 8",
-    "sequence-parallel-pieces": (
-        f"{ONE} {MEGATRON} --seq-length 4092 --tensor-model-parallel-size 8 --sequence-parallel"
-    ),
+    "sequence-parallel-pieces": f"{ONE} {MEGATRON} --seq-length 4092 {TP} 8 --sequence-parallel",
     "batch-divides": f"{MEGATRON} --global-batch-size 130",
-    "world-divides": f"{ONE} {MEGATRON} --tensor-model-parallel-size 4 --context-parallel-size 32",
-    "expert-world-divides": f"{MEGATRON} {EXPERTS} --expert-model-parallel-size 8 "
-    "--pipeline-model-parallel-size 16",
-    "optimizer-copies-divide": f"{MEGATRON} --use-distributed-optimizer "
-    "--num-distributed-optimizer-instances 5",
-    "experts-divide": f"{MEGATRON} --num-experts 8 --expert-model-parallel-size 16",
-    "experts-need-sequence-parallel": f"{ONE} {MEGATRON} {EXPERTS} --tensor-model-parallel-size 2",
+    "world-divides": f"{ONE} {MEGATRON} {TP} 4 --context-parallel-size 32",
+    "expert-world-divides": f"{MEGATRON} {EXPERTS} {EP} 8 {PP} 16",
+    "optimizer-copies-divide": f"{MEGATRON} {DIST} --num-distributed-optimizer-instances 5",
+    "experts-divide": f"{MEGATRON} --num-experts 8 {EP} 16",
+    "experts-need-sequence-parallel": f"{ONE} {MEGATRON} {EXPERTS} {TP} 2",
     "sequence-parallel-without-tensor": f"{MEGATRON} --sequence-parallel",
-    "one-way-of-virtual-stages": f"{MEGATRON} --pipeline-model-parallel-size 4 "
-    "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 4",
-    "layers-divide-by-stages": f"{MEGATRON} --num-layers 30 --pipeline-model-parallel-size 4",
-    "first-and-last-leave-whole-stages": f"{MEGATRON} --pipeline-model-parallel-size 4 "
-    "--decoder-first-pipeline-num-layers 7",
-    "cut-flags-exclude-one-another": f"{MEGATRON} --pipeline-model-parallel-size 2 "
-    "--decoder-first-pipeline-num-layers 15 --account-for-loss-in-pipeline-split",
-    "layout-is-whole": f"{MEGATRON} --pipeline-model-parallel-size 2 "
-    "--pipeline-model-parallel-layout 'Et*16|t*15L'",
-    "virtual-stages-need-a-pipeline": f"{MEGATRON} --pipeline-model-parallel-size 2 "
-    "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
-    "layers-divide-by-virtual-stages": f"{MEGATRON} --pipeline-model-parallel-size 4 "
-    "--num-virtual-stages-per-pipeline-rank 3",
-    "enough-microbatches-for-virtual-stages": f"{MEGATRON} --pipeline-model-parallel-size 8 "
-    "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 32",
+    "one-way-of-virtual-stages": (
+        f"{MEGATRON} {PP} 4 {VIRTUAL} 2 --num-layers-per-virtual-pipeline-stage 4"
+    ),
+    "layers-divide-by-stages": f"{MEGATRON} --num-layers 30 {PP} 4",
+    "first-and-last-leave-whole-stages": f"{MEGATRON} {PP} 4 --decoder-first-pipeline-num-layers 7",
+    "cut-flags-exclude-one-another": (
+        f"{MEGATRON} {PP} 2 --decoder-first-pipeline-num-layers 15 "
+        "--account-for-loss-in-pipeline-split"
+    ),
+    "layout-is-whole": f"{MEGATRON} {PP} 2 {LAYOUT} 'Et*16|t*15L'",
+    "virtual-stages-need-a-pipeline": (
+        f"{MEGATRON} {PP} 2 {VIRTUAL} 2 --no-overlap-p2p-communication"
+    ),
+    "layers-divide-by-virtual-stages": f"{MEGATRON} {PP} 4 {VIRTUAL} 3",
+    "enough-microbatches-for-virtual-stages": (
+        f"{MEGATRON} {PP} 8 {VIRTUAL} 2 --global-batch-size 32"
+    ),
     "full-recompute-says-how": f"{MEGATRON} --recompute-granularity full",
-    "recompute-modules-exist": f"{MEGATRON} {EXPERTS} --recompute-granularity selective "
-    "--recompute-modules experts",
-    "recompute-no-more-layers-than-there-are": f"{MEGATRON} --pipeline-model-parallel-size 4 "
-    "--recompute-granularity full --recompute-method block --recompute-num-layers 9",
+    "recompute-modules-exist": f"{MEGATRON} {EXPERTS} {SELECTIVE} experts",
+    "recompute-no-more-layers-than-there-are": (
+        f"{MEGATRON} {PP} 4 --recompute-granularity full --recompute-method block "
+        "--recompute-num-layers 9"
+    ),
     "core-attention-with-flash": f"{MEGATRON} --recompute-granularity selective",
     "split-saved-activations": f"{MEGATRON} --distribute-saved-activations",
-    "overlaps-build-on-one-another": f"{MEGATRON} --use-distributed-optimizer "
-    "--overlap-param-gather",
-    "torch-fsdp2-alone": f"{TORCH_FSDP} {UNTIED} --use-distributed-optimizer",
+    "overlaps-build-on-one-another": f"{MEGATRON} {DIST} --overlap-param-gather",
+    "torch-fsdp2-alone": f"{TORCH_FSDP} {UNTIED} {DIST}",
     "megatron-fsdp-checkpoints": f"{MEGATRON} --use-megatron-fsdp",
     "connections-with-fsdp": f"{ONE} {FSDP}",
-    "connections-with-tensor-or-context": f"{MEGATRON} --tensor-model-parallel-size 2",
-    "batch-is-stated-once": MEGATRON.replace("--micro-batch-size 1", ""),
+    "connections-with-tensor-or-context": f"{MEGATRON} {TP} 2",
+    "batch-is-stated-once": (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size "
+        "11008 --seq-length 4096 --max-position-embeddings 4096 "
+        "--position-embedding-type rope  --global-batch-size 128 --bf16 --vocab-size "
+        "32000"
+    ),
     "one-precision": f"{MEGATRON} --fp16",
-    "stated-precision": MEGATRON.replace("--bf16", ""),
+    "stated-precision": (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size "
+        "11008 --seq-length 4096 --max-position-embeddings 4096 "
+        "--position-embedding-type rope --micro-batch-size 1 --global-batch-size 128  "
+        "--vocab-size 32000"
+    ),
     "positions-reach": f"{MEGATRON} --seq-length 8192",
     "heads-divide-width": f"{MEGATRON} --hidden-size 4097",
-    "latent-or-grouped": f"{MEGATRON} --multi-latent-attention --group-query-attention "
-    "--num-query-groups 32",
+    "latent-or-grouped": (
+        f"{MEGATRON} --multi-latent-attention --group-query-attention --num-query-groups 32"
+    ),
     "groups-without-grouping": f"{MEGATRON} --num-query-groups 8",
     "expert-pattern-fits": f"{MEGATRON} {EXPERTS} --moe-layer-freq '([0]*1+[1]*30)'",
-    "vocabulary-is-padded": f"{ONE} {MEGATRON} --vocab-size 50257 --tensor-model-parallel-size 8 "
-    "--make-vocab-size-divisible-by 1024",
+    "vocabulary-is-padded": (
+        f"{ONE} {MEGATRON} --vocab-size 50257 {TP} 8 --make-vocab-size-divisible-by 1024"
+    ),
 }
 # Every clause of rules that have several: what the message says of it.
 MEGATRON_CLAUSES = (
-    (f"{MEGATRON} --expert-model-parallel-size 2", "no --num-experts"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout t*16|Et*16L", "E"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*16|Lt*16", "L"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*16|x|t*16L", "x"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*16|t*8|t*8L",
-     "a layout of 3 stages for pp 4"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*16|t*16L "
-     "--decoder-last-pipeline-num-layers 15", "with --decoder-last-pipeline-num-layers"),
-    (f"{MEGATRON} --decoder-last-pipeline-num-layers 8", "24 layers are left for 0 stages"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split",
-     "32 layers and 1 for embedding and loss"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
-     "8 layers of a rank in virtual stages of 3"),
-    (f"{MEGATRON} --num-virtual-stages-per-pipeline-rank 2", "2 virtual stages with pp 1"),
-    (f"{MEGATRON} --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
-     "--global-batch-size 96", "6 micro-batches leave 2 for the last group of 4"),
-    (f"{MEGATRON} --recompute-granularity selective --recompute-num-layers 2 --recompute-modules mlp",
-     "selective recomputation with --recompute-num-layers"),
-    (f"{MEGATRON} --recompute-granularity selective --recompute-method block --recompute-modules mlp",
-     "selective recomputation with --recompute-method"),
-    (f"{MEGATRON} --recompute-granularity selective --recompute-modules moe_act", "moe_act without"),
-    (f"{MEGATRON} --recompute-granularity selective --recompute-modules mla_up_proj", "mla_up_proj"),
-    (f"{MEGATRON} --fp8-format hybrid --recompute-granularity selective --recompute-modules layernorm",
-     "layernorm under delayed fp8 scaling"),
-    (f"{MEGATRON} --overlap-grad-reduce --overlap-param-gather", "without --use-distributed-optimizer"),
-    (f"{MEGATRON} --tp-comm-overlap", "without sequence parallelism"),
-    (f"{MEGATRON} --overlap-param-gather-with-optimizer-step", "without overlapped gathers"),
-    (f"{TORCH_FSDP} {UNTIED} --pipeline-model-parallel-size 2", "torch FSDP2 with pp 2"),
-    (f"{TORCH_FSDP} {UNTIED} {EXPERTS} --expert-model-parallel-size 2", "torch FSDP2 with ep 2"),
-    (f"{MEGATRON} --use-torch-fsdp2 {UNTIED}", "fused gradient accumulation"),
-    (TORCH_FSDP, "tied embeddings"),
-    (f"{TORCH_FSDP.replace('--bf16', '--fp16')} {UNTIED}", "torch FSDP2 with fp16"),
-    (f"{TORCH_FSDP} {UNTIED} --ckpt-format torch", "checkpoints of torch"),
-    (f"{FSDP} --optimizer muon", "Megatron-FSDP with muon"),
-    (f"{MEGATRON} --ckpt-format fsdp_dtensor", "without Megatron-FSDP"),
-    (f"{ONE} {TORCH_FSDP} {UNTIED}", "CUDA_DEVICE_MAX_CONNECTIONS is 1 with FSDP"),
-    (f"{FSDP} --tensor-model-parallel-size 2", "opposite numbers of connections"),
-    (f"{MEGATRON} --step-batch-size-schedule 0:64", "with --step-batch-size-schedule"),
-    (f"{MEGATRON} --fp8-format hybrid --fp4-format e2m1", "fp8 and fp4 together"),
-    (f"{MEGATRON} {EXPERTS} --use-distributed-optimizer --expert-model-parallel-size 8 "
-     "--num-distributed-optimizer-instances 16", "16 optimizer instances for 8 replicas"),
-    (f"{MEGATRON} --num-experts 8 --moe-ffn-hidden-size 4095 --tensor-model-parallel-size 2 "
-     "--sequence-parallel", "expert width 4095"),
-)  # fmt: skip
+    (
+        f"{MEGATRON} {EP} 2",
+        "no --num-experts",
+    ),
+    (
+        f"{MEGATRON} {PP} 2 {LAYOUT} t*16|Et*16L",
+        "E",
+    ),
+    (
+        f"{MEGATRON} {PP} 2 {LAYOUT} Et*16|Lt*16",
+        "L",
+    ),
+    (
+        f"{MEGATRON} {PP} 2 {LAYOUT} Et*16|x|t*16L",
+        "x",
+    ),
+    (
+        f"{MEGATRON} {PP} 4 {LAYOUT} Et*16|t*8|t*8L",
+        "a layout of 3 stages for pp 4",
+    ),
+    (
+        f"{MEGATRON} {PP} 2 {LAYOUT} Et*16|t*16L --decoder-last-pipeline-num-layers 15",
+        "with --decoder-last-pipeline-num-layers",
+    ),
+    (
+        f"{MEGATRON} --decoder-last-pipeline-num-layers 8",
+        "24 layers are left for 0 stages",
+    ),
+    (
+        f"{MEGATRON} {PP} 4 --account-for-embedding-in-pipeline-split",
+        "32 layers and 1 for embedding and loss",
+    ),
+    (
+        f"{MEGATRON} {PP} 4 --num-layers-per-virtual-pipeline-stage 3",
+        "8 layers of a rank in virtual stages of 3",
+    ),
+    (
+        f"{MEGATRON} {VIRTUAL} 2",
+        "2 virtual stages with pp 1",
+    ),
+    (
+        f"{MEGATRON} {PP} 4 {VIRTUAL} 2 --global-batch-size 96",
+        "6 micro-batches leave 2 for the last group of 4",
+    ),
+    (
+        (
+            f"{MEGATRON} --recompute-granularity selective --recompute-num-layers 2 "
+            "--recompute-modules mlp"
+        ),
+        "selective recomputation with --recompute-num-layers",
+    ),
+    (
+        (
+            f"{MEGATRON} --recompute-granularity selective --recompute-method block "
+            "--recompute-modules mlp"
+        ),
+        "selective recomputation with --recompute-method",
+    ),
+    (
+        f"{MEGATRON} {SELECTIVE} moe_act",
+        "moe_act without",
+    ),
+    (
+        f"{MEGATRON} {SELECTIVE} mla_up_proj",
+        "mla_up_proj",
+    ),
+    (
+        f"{MEGATRON} --fp8-format hybrid {SELECTIVE} layernorm",
+        "layernorm under delayed fp8 scaling",
+    ),
+    (
+        f"{MEGATRON} --overlap-grad-reduce --overlap-param-gather",
+        "without --use-distributed-optimizer",
+    ),
+    (
+        f"{MEGATRON} --tp-comm-overlap",
+        "without sequence parallelism",
+    ),
+    (
+        f"{MEGATRON} --overlap-param-gather-with-optimizer-step",
+        "without overlapped gathers",
+    ),
+    (
+        f"{TORCH_FSDP} {UNTIED} {PP} 2",
+        "torch FSDP2 with pp 2",
+    ),
+    (
+        f"{TORCH_FSDP} {UNTIED} {EXPERTS} {EP} 2",
+        "torch FSDP2 with ep 2",
+    ),
+    (
+        f"{MEGATRON} --use-torch-fsdp2 {UNTIED}",
+        "fused gradient accumulation",
+    ),
+    (
+        f"{TORCH_FSDP}",
+        "tied embeddings",
+    ),
+    (
+        (
+            "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size "
+            "11008 --seq-length 4096 --max-position-embeddings 4096 "
+            "--position-embedding-type rope --micro-batch-size 1 --global-batch-size 128 "
+            "--fp16 --vocab-size 32000 --use-torch-fsdp2 --no-gradient-accumulation-fusion "
+            f"{UNTIED}"
+        ),
+        "torch FSDP2 with fp16",
+    ),
+    (
+        f"{TORCH_FSDP} {UNTIED} --ckpt-format torch",
+        "checkpoints of torch",
+    ),
+    (
+        f"{FSDP} --optimizer muon",
+        "Megatron-FSDP with muon",
+    ),
+    (
+        f"{MEGATRON} --ckpt-format fsdp_dtensor",
+        "without Megatron-FSDP",
+    ),
+    (
+        f"{ONE} {TORCH_FSDP} {UNTIED}",
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1 with FSDP",
+    ),
+    (
+        f"{FSDP} {TP} 2",
+        "opposite numbers of connections",
+    ),
+    (
+        f"{MEGATRON} --step-batch-size-schedule 0:64",
+        "with --step-batch-size-schedule",
+    ),
+    (
+        f"{MEGATRON} --fp8-format hybrid --fp4-format e2m1",
+        "fp8 and fp4 together",
+    ),
+    (
+        f"{MEGATRON} {EXPERTS} {DIST} {EP} 8 --num-distributed-optimizer-instances 16",
+        "16 optimizer instances for 8 replicas",
+    ),
+    (
+        (f"{MEGATRON} --num-experts 8 --moe-ffn-hidden-size 4095 {TP} 2 --sequence-parallel"),
+        "expert width 4095",
+    ),
+)
 
 TITAN = (
     "--module llama3 --config llama3_8b --training.local_batch_size 1 --training.seq_len 4096 "
@@ -293,7 +409,9 @@ def broken(found):
 def source_of(name, breach, folder):
     """What to give to the checker for one case: arguments, or a file with changed keys."""
     if name == "accelerate" and breach == "script":
-        (folder / "a.yaml").write_text(yaml.safe_dump({**ACCELERATE, **axes(dp_shard_size=8, cp_size=8)}))
+        (folder / "a.yaml").write_text(
+            yaml.safe_dump({**ACCELERATE, **axes(dp_shard_size=8, cp_size=8)})
+        )
         script = folder / "run.sh"
         script.write_text(
             "accelerate launch --config_file a.yaml train.py --per_device_train_batch_size 1 "
