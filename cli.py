@@ -56,6 +56,23 @@ TYPES: Final = {
 }
 
 
+class Share(click.ParamType):
+    """A part of something as a percentage: ``2%``, or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The part as a number."""
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            self.fail(f"{text!r} is no share of at least 0, as 2%.", param, ctx)
+        return number
+
+
 class Parplan(click.Group):
     """The commands, and the one place where errors become exit codes."""
 
@@ -305,9 +322,9 @@ def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None
     ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
 
 
-def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any]) -> Plan:
+def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any], *allowed: str) -> Plan:
     """The plan of a file; flags that it answers itself are refused."""
-    open_to_all = ("plan_file", "form", "min_fit")
+    open_to_all = ("plan_file", "form", "min_fit", *allowed)
     given = [
         name
         for name in ctx.params
@@ -534,6 +551,84 @@ def calibrate(
         profiles.save_text(text, output, force=force)
         _print(reports.calibration_report(found))
         click.echo(f"written: {output}", err=True)
+
+
+@main.command()
+@click.argument("plan_files", metavar="PLAN...", nargs=-1, required=True)
+@click.option(
+    "--fail-above",
+    type=Share(),
+    metavar="SHARE",
+    help="Exit with 1 where one is slower than the first by more, as 2%, or not comparable.",
+)
+@_format()
+@click.pass_context
+def compare(ctx: click.Context, plan_files: tuple[str, ...], form: str, **flags: Any) -> None:
+    """Compare plans with the first one: decisions, seconds by cause, memory by kind."""
+    if len(plan_files) == 1:
+        raise InputError(Problem(where="parplan compare", message="one plan", expected="two"))
+    sound, refused = planner.load_sound_plans(plan_files)
+    for line in refused:
+        click.echo(line, err=True)
+    if sound:
+        found = planner.compare_plans(sound)
+        if form == "json":
+            _print_json(reports.comparison_answer(found, refused))
+        else:
+            _print(reports.comparison_report(found))
+    if refused:
+        ctx.exit(int(ExitCode.ASKED_WRONGLY))
+    tolerance = flags["fail_above"]
+    if tolerance is not None and not all(each.passes(tolerance) for each in found.others):
+        ctx.exit(int(ExitCode.NO))
+
+
+@main.command()
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@_with(*INPUT_FLAGS, *SEARCH_FLAGS)
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change an input.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Try each value; several sweeps combine.",
+)
+@click.option("--weak-scaling", is_flag=True, help="Let the global batch grow with the GPUs.")
+@click.option("--results", metavar="FILE", help="Keep what is finished, and take up what is there.")
+@_format()
+@click.pass_context
+def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
+    """Plan anew for other inputs: model, cluster, stack, cluster.num_nodes, cluster.device,
+    cluster.price_per_gpu_hour, training.global_batch and the like.
+    """
+    from planner.resultsfile import kept, read_outcomes  # noqa: PLC0415
+    from planner.whatif import cases, run_cases  # noqa: PLC0415
+
+    wanted = cases(flags["sets"], flags["sweeps"])
+    own = ("sets", "sweeps", "weak_scaling", "results")
+    if plan_file is not None:
+        base, space = planner.question_of(_read_plan(ctx, plan_file, flags, *own))
+    else:
+        base, space = _asked(flags)
+    results, found = flags["results"], []
+    known = {} if results is None else read_outcomes(results)
+    with reports.until_interrupt() as should_stop, reports.sweep_progress(len(wanted)) as tell:
+        outcomes = run_cases(
+            base, wanted, **space, weak_scaling=flags["weak_scaling"], known=known,
+            should_stop=should_stop,
+        )  # fmt: skip
+        for outcome in outcomes if results is None else kept(outcomes, results):
+            found.append(outcome)
+            tell()
+    if flags["form"] == "json":
+        _print_json(reports.sweep_answer(found))
+    else:
+        _print(reports.sweep_report(found))
+    if len(found) < len(wanted):
+        click.echo(f"interrupted: {len(found)} of {len(wanted)} are planned", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+    ctx.exit(int(ExitCode.YES if any(each.found for each in found) else ExitCode.NO))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from planner.advice import advice
+    from planner.compare import compare_plans, load_sound_plans
     from planner.explain import explain_plan
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         save_plan,
     )
     from planner.planfile import json_schema, schema_kinds
-    from planner.planning import Planned, Then, plan_training
+    from planner.planning import Planned, Then, plan_training, question_of
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
@@ -42,18 +43,21 @@ __all__ = [
     "Smallest",
     "Then",
     "advice",
+    "compare_plans",
     "diff_plans",
     "explain_plan",
     "json_schema",
     "layout_from_degrees",
     "load_inputs",
     "load_plan",
+    "load_sound_plans",
     "parse_restrictions",
     "plan_document",
     "plan_of",
     "plan_smallest",
     "plan_text",
     "plan_training",
+    "question_of",
     "run_schedule",
     "save_plan",
     "schema_kinds",
@@ -69,18 +73,21 @@ _MODULES: Final = {
     "Restrictions": "space",
     "Smallest": "smallest",
     "advice": "advice",
+    "compare_plans": "compare",
     "diff_plans": "plan",
     "explain_plan": "explain",
     "json_schema": "planfile",
     "layout_from_degrees": "manual",
     "load_inputs": "inputs",
     "load_plan": "planreader",
+    "load_sound_plans": "compare",
     "parse_restrictions": "restrictions",
     "plan_document": "plandocument",
     "plan_of": "plan",
     "plan_smallest": "smallest",
     "plan_text": "plandocument",
     "plan_training": "planning",
+    "question_of": "planning",
     "run_schedule": "schedulerun",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",

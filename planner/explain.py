@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import in_flight
 from planner.plan import diff_plans
-from planner.planning import InterruptedSearchError, plan_training
+from planner.planning import InterruptedSearchError, plan_training, question_of
 from profiles.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -124,14 +124,8 @@ def _searched(
 ) -> tuple[Plan, ...]:
     """The best plans of the space that the plan came from, itself left out."""
     try:
-        planned = plan_training(
-            plan.inputs.with_training(micro_batch=None),
-            launcher=plan.launcher,
-            restrictions=None if plan.search is None else plan.search.restrictions,
-            min_fit=plan.min_fit,
-            should_stop=should_stop,
-            on_progress=on_progress,
-        )
+        inputs, space = question_of(plan)
+        planned = plan_training(inputs, **space, should_stop=should_stop, on_progress=on_progress)
     except (InfeasibleError, InterruptedSearchError):
         return ()
     found = (planned.plan, *planned.runners_up)

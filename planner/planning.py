@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from planner.search import Finalist, SearchResult
 
-__all__ = ["InterruptedSearchError", "Planned", "Then", "find_plan", "plan_training"]
+__all__ = ["InterruptedSearchError", "Planned", "Then", "find_plan", "plan_training", "question_of"]
 
 RUNNERS_UP: Final = 3
 
@@ -125,6 +125,16 @@ def find_plan(
         finalists = [mixed, *finalists[: max(1, runners_up)]]
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in finalists)
     return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+
+
+def question_of(plan: Plan) -> tuple[Inputs, dict[str, Any]]:
+    """What a plan was the answer to: its inputs, and the space as keywords of ``plan_training``."""
+    space = {
+        "launcher": plan.launcher,
+        "restrictions": None if plan.search is None else plan.search.restrictions,
+        "min_fit": plan.min_fit,
+    }
+    return plan.inputs.with_training(micro_batch=None), space
 
 
 def _space(inputs: Inputs, launcher: str, restrictions: Restrictions | None) -> SearchSpace:

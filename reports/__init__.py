@@ -15,8 +15,10 @@ if TYPE_CHECKING:
         plan_answer,
         smallest_answer,
     )
+    from reports.comparison import comparison_answer, comparison_report
     from reports.facts import facts_of
     from reports.schedule import schedule_answer, schedule_report
+    from reports.sweep import sweep_answer, sweep_progress, sweep_report
     from reports.terminal import (
         discard_stdout,
         print_report,
@@ -39,6 +41,8 @@ __all__ = [
     "calibration_report",
     "catalog_answer",
     "catalog_report",
+    "comparison_answer",
+    "comparison_report",
     "discard_stdout",
     "estimate_answer",
     "estimate_report",
@@ -55,6 +59,9 @@ __all__ = [
     "schedule_report",
     "smallest_answer",
     "smallest_report",
+    "sweep_answer",
+    "sweep_progress",
+    "sweep_report",
     "trace_answer",
     "until_interrupt",
 ]
@@ -64,6 +71,8 @@ _MODULES: Final = {
     "accuracy_report": "accuracy",
     "calibration_report": "accuracy",
     "catalog_answer": "answers",
+    "comparison_answer": "comparison",
+    "comparison_report": "comparison",
     "discard_stdout": "terminal",
     "estimate_answer": "answers",
     "explain_answer": "answers",
@@ -75,6 +84,9 @@ _MODULES: Final = {
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",
+    "sweep_answer": "sweep",
+    "sweep_progress": "sweep",
+    "sweep_report": "sweep",
     "trace_answer": "trace",
     "until_interrupt": "terminal",
 }

@@ -10,7 +10,8 @@ from costmodel.layout import describe_ranks
 from planner.advice import advice
 from planner.explain import memory_kinds, rival_of, seconds_by_cause
 from planner.plan import layer_ranges, layout_choices, stage_layers
-from planner.plandocument import restrictions_document
+from planner.plandocument import plan_document, restrictions_document
+from planner.spend import spend_of
 
 if TYPE_CHECKING:
     from costmodel.estimate import StageEstimate
@@ -42,6 +43,7 @@ TOTALS = (
     "fits",
     "fit_probability",
 )
+COSTED = ("estimate", "search")
 
 
 def json_text(answer: dict[str, Any] | list[Any]) -> str:
@@ -50,10 +52,14 @@ def json_text(answer: dict[str, Any] | list[Any]) -> str:
 
 
 def estimate_answer(plan: Plan) -> dict[str, Any]:
-    """Totals, seconds by cause, stages, and what the numbers rest on."""
+    """Totals, seconds by cause, stages, and what the numbers rest on. ``plan`` is the plan file
+    without what it estimates.
+    """
     own = plan.estimate
     return {
         **{name: getattr(own, name) for name in TOTALS},
+        "usable_bytes": plan.inputs.context.usable_bytes,
+        "spend": asdict(spend_of(plan)),
         "split": seconds_by_cause(own.split),
         "stages": [_stage(plan, stage) for stage in own.stages],
         "knowledge": own.knowledge,
@@ -61,6 +67,7 @@ def estimate_answer(plan: Plan) -> dict[str, Any]:
         "layout": _layout(plan),
         "notes": list(plan.notes),
         "advice": list(advice(plan)),
+        "plan": {key: part for key, part in plan_document(plan).items() if key not in COSTED},
     }
 
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from planner.advice import advice
 from planner.explain import rival_of
+from planner.spend import spend_of
 from reports.facts import human_facts
 from reports.tables import catalog_table, facts_table, memory_table, split_table, stage_table
 from reports.words import (
@@ -17,6 +18,7 @@ from reports.words import (
     layout_words,
     per_cent,
     seconds,
+    spend_words,
     training_words,
     verdict,
 )
@@ -75,8 +77,15 @@ def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:
         stage_table(plan),
         _three_totals(plan),
         split_table(plan),
+        *_spend(plan),
     ]
     return [*report, *_assumptions(plan)] if assumptions else report
+
+
+def _spend(plan: Plan) -> Report:
+    """What a step costs, where price or power are known."""
+    words = spend_words(spend_of(plan))
+    return [f"Cost: {words}\n"] if words else []
 
 
 def explain_report(explanation: Explanation) -> Report:

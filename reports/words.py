@@ -13,16 +13,20 @@ if TYPE_CHECKING:
 
     from costmodel.layout import Layout
     from planner.plan import Plan
+    from planner.spend import Spend
 
 __all__ = [
     "CAUSES",
     "KINDS",
+    "energy",
     "gib",
     "layout_words",
+    "money",
     "per_cent",
     "rate",
     "recompute_words",
     "seconds",
+    "spend_words",
     "training_words",
     "verdict",
 ]
@@ -75,6 +79,28 @@ def rate(bytes_per_s: float) -> str:
 def per_cent(part: float) -> str:
     """``49.1 %``."""
     return f"{100 * part:.1f} %"
+
+
+def money(price: float) -> str:
+    """``1,204``, ``3.62``, ``0.00181``: whatever the currency of the cluster file."""
+    return f"{price:,.0f}" if price >= 1000 else f"{price:#.3g}"  # noqa: PLR2004 - as for seconds
+
+
+def energy(kwh: float) -> str:
+    """``1.24 kWh``, ``3.1 Wh``."""
+    return f"{kwh:,.3g} kWh" if kwh >= 1 else f"{kwh / MILLI:,.3g} Wh"
+
+
+def spend_words(spend: Spend) -> str:
+    """Price and energy of a step and of a million tokens, as far as they are known."""
+    parts = []
+    if spend.price_per_step is not None and spend.price_per_million_tokens is not None:
+        per_step, per_million = spend.price_per_step, spend.price_per_million_tokens
+        parts.append(f"{money(per_step)} a step, {money(per_million)} a million tokens")
+    if spend.kwh_per_step is not None and spend.kwh_per_million_tokens is not None:
+        per_step, per_million = spend.kwh_per_step, spend.kwh_per_million_tokens
+        parts.append(f"{energy(per_step)} a step, {energy(per_million)} a million tokens")
+    return "; ".join(parts)
 
 
 def layout_words(layout: Layout) -> str:
