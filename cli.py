@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
@@ -21,9 +21,9 @@ from profiles.nearest import nearest
 from profiles.training import TrainingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from planner import Inputs, Plan
+    from planner import Inputs, Plan, Planned
 
 __all__ = ["main"]
 
@@ -56,7 +56,7 @@ TYPES: Final = {
 }
 
 
-class Share(click.ParamType):
+class Share(click.ParamType[float]):
     """A part of something as a percentage: ``2%``, or ``0.02``."""
 
     name = "share"
@@ -256,6 +256,14 @@ def _print_json(answer: Any) -> None:
     is_flag=True,
     help="Have an integer programme check the best plan's candidate as well.",
 )
+@click.option(
+    "--objective",
+    default="step-time",
+    show_default=True,
+    type=click.Choice(["step-time", "cost", "energy", "time-to-target"]),
+    help="What the plan should have least of; cost and energy may leave GPUs unused.",
+)
+@click.option("--target", metavar="FILE", help="Epochs by global batch, for time-to-target.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
@@ -267,9 +275,44 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     output, form = flags["output"], flags["form"]
     if output not in (None, "-"):
         profiles.refuse_to_overwrite(output, force=flags["force"])
-    inputs, space = _asked(flags)
     started_s = time.process_time()
-    smallest = None
+    planned, also = _planned(flags)
+    cpu_s = time.process_time() - started_s
+    if output not in (None, "-"):
+        planner.save_plan(planned.plan, output, force=flags["force"])
+    if output == "-" or form == "yaml":
+        click.echo(planner.plan_text(planned.plan), nl=False)
+    elif form == "json":
+        _print_json({**reports.plan_answer(planned, cpu_s=cpu_s), **also.answer})
+    else:
+        _print([*also.before, *reports.plan_report(planned), *also.after])
+    if output not in (None, "-"):
+        click.echo(f"written: {output}", err=True)
+    facts = planned.plan.search
+    if facts is not None and not facts.complete:
+        click.echo(f"interrupted: the best so far, gap {100 * facts.gap:.1f} %", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+class _Also(NamedTuple):
+    """What stands beside a plan: more keys of its answer, and parts around its report."""
+
+    answer: dict[str, Any]
+    before: Sequence[Any] = ()
+    after: Sequence[Any] = ()
+
+
+def _planned(flags: dict[str, Any]) -> tuple[Planned, _Also]:
+    """The plan that flags ask for, by the objective, or on as few GPUs as possible."""
+    objective, target = planner.Objective(flags["objective"]), flags["target"]
+    by_time = objective is planner.Objective.STEP_TIME
+    if flags["smallest"] and not by_time:
+        raise InputError(Problem(where="--smallest", message=f"with --objective {objective}"))
+    if (target is not None) != (objective is planner.Objective.TIME_TO_TARGET):
+        expected = "--objective time-to-target and --target FILE together"
+        raise InputError(Problem(where="--target", message="one without", expected=expected))
+    inputs, space = _asked(flags)
+    wanted = None if target is None else profiles.load_target(target)
     with reports.until_interrupt() as should_stop, reports.progress_on_stderr() as tell:
         how = {
             **space,
@@ -280,29 +323,14 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
             "on_progress": tell,
         }
         if flags["smallest"]:
-            smallest = planner.plan_smallest(inputs, **how)
-        planned = smallest.planned if smallest else planner.plan_training(inputs, **how)
-    cpu_s = time.process_time() - started_s
-    if output not in (None, "-"):
-        planner.save_plan(planned.plan, output, force=flags["force"])
-    if output == "-" or form == "yaml":
-        click.echo(planner.plan_text(planned.plan), nl=False)
-    elif form == "json":
-        extra = reports.smallest_answer(smallest) if smallest else {}
-        _print_json({**reports.plan_answer(planned, cpu_s=cpu_s), **extra})
-    else:
-        _print(
-            [
-                *(reports.smallest_report(smallest) if smallest else []),
-                *reports.plan_report(planned),
-            ]
-        )
-    if output not in (None, "-"):
-        click.echo(f"written: {output}", err=True)
-    facts = planned.plan.search
-    if facts is not None and not facts.complete:
-        click.echo(f"interrupted: the best so far, gap {100 * facts.gap:.1f} %", err=True)
-        ctx.exit(int(ExitCode.INTERRUPTED))
+            found = planner.plan_smallest(inputs, **how)
+            before = reports.smallest_report(found)
+            return found.planned, _Also(reports.smallest_answer(found), before=before)
+        if by_time:
+            return planner.plan_training(inputs, **how), _Also({})
+        choices = planner.plan_for(objective, inputs, target=wanted, **how)
+    after = reports.choices_report(objective, choices)
+    return choices[0].planned, _Also(reports.choices_answer(objective, choices), after=after)
 
 
 @main.command()
@@ -563,7 +591,7 @@ def calibrate(
 )
 @_format()
 @click.pass_context
-def compare(ctx: click.Context, plan_files: tuple[str, ...], form: str, **flags: Any) -> None:
+def compare(ctx: click.Context, /, plan_files: tuple[str, ...], form: str, **flags: Any) -> None:
     """Compare plans with the first one: decisions, seconds by cause, memory by kind."""
     if len(plan_files) == 1:
         raise InputError(Problem(where="parplan compare", message="one plan", expected="two"))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
     from planner.manual import ManualLayout, layout_from_degrees
+    from planner.objective import Objective, plan_for
     from planner.plan import Plan, diff_plans, plan_of
     from planner.plandocument import (
         plan_document,
@@ -37,6 +38,7 @@ __all__ = [
     "LAUNCHERS",
     "Inputs",
     "ManualLayout",
+    "Objective",
     "Plan",
     "Planned",
     "Restrictions",
@@ -53,6 +55,7 @@ __all__ = [
     "load_sound_plans",
     "parse_restrictions",
     "plan_document",
+    "plan_for",
     "plan_of",
     "plan_smallest",
     "plan_text",
@@ -67,6 +70,7 @@ _MODULES: Final = {
     "LAUNCHERS": "launchers",
     "Inputs": "inputs",
     "ManualLayout": "manual",
+    "Objective": "objective",
     "Plan": "plan",
     "Planned": "planning",
     "Then": "planning",
@@ -83,6 +87,7 @@ _MODULES: Final = {
     "load_sound_plans": "compare",
     "parse_restrictions": "restrictions",
     "plan_document": "plandocument",
+    "plan_for": "objective",
     "plan_of": "plan",
     "plan_smallest": "smallest",
     "plan_text": "plandocument",

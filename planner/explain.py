@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
+from costmodel.estimate import fit_limit
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import in_flight
 from planner.plan import diff_plans
 from planner.planning import InterruptedSearchError, plan_training, question_of
+from planner.sensitivity import levers, sensitivity
 from profiles.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from costmodel.estimate import MemoryBytes, StepSplit
     from planner.plan import Difference, Plan
     from planner.search import Finalist
+    from planner.sensitivity import Lever, Shift
 
 __all__ = [
     "Explanation",
@@ -44,10 +47,13 @@ class TimeBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBinding:
-    """The fullest stage: its device total against what is usable, and its largest kind."""
+    """The fullest stage: its device total against what is usable and against ``limit_bytes``, the
+    most that fits with the plan's probability; its largest kind.
+    """
 
     stage: int
     device_bytes: int
+    limit_bytes: int
     usable_bytes: int
     kind: str
     kind_bytes: int
@@ -96,6 +102,8 @@ class Explanation:
     memory: MemoryBinding
     schedule: ScheduleBinding | None
     rivals: tuple[Rival, ...]
+    levers: tuple[Lever, ...]
+    shifts: tuple[Shift, ...]
 
 
 def explain_plan(
@@ -114,6 +122,8 @@ def explain_plan(
         memory=_memory(plan),
         schedule=_schedule(plan),
         rivals=tuple(rival_of(plan, each) for each in rivals),
+        levers=levers(plan),
+        shifts=sensitivity((plan, *rivals)),
     )
 
 
@@ -168,6 +178,7 @@ def _memory(plan: Plan) -> MemoryBinding:
     return MemoryBinding(
         stage=fullest.stage,
         device_bytes=fullest.memory.device_bytes,
+        limit_bytes=fit_limit(plan.inputs.context, plan.min_fit),
         usable_bytes=plan.inputs.context.usable_bytes,
         kind=kind,
         kind_bytes=kinds[kind],

@@ -33,10 +33,13 @@ class InterruptedSearchError(ParplanError):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan and the next best different ones, fastest first."""
+    """The best plan and the next best different ones, fastest first. ``tried``: every layout that
+    the search simulated and that fits.
+    """
 
     plan: Plan
     runners_up: tuple[Plan, ...]
+    tried: tuple[Finalist, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,7 @@ def find_plan(
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)
         finalists = [mixed, *finalists[: max(1, runners_up)]]
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in finalists)
-    return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+    return Planned(plan=replace(best, search=facts), runners_up=tuple(others), tried=result.tried)
 
 
 def question_of(plan: Plan) -> tuple[Inputs, dict[str, Any]]:

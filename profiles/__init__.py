@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from profiles.outputfile import refuse_to_overwrite, save_text
     from profiles.readtopology import read_topology
     from profiles.reference import load_model_or_cluster
+    from profiles.target import load_target
     from profiles.training import TrainingSpec
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "load_cluster",
     "load_model",
     "load_model_or_cluster",
+    "load_target",
     "load_training",
     "read_topology",
     "refuse_to_overwrite",
@@ -50,6 +52,7 @@ _MODULES: Final = {
     "InputError": "profiles.errors",
     "ModelSpec": "profiles.model",
     "TrainingSpec": "profiles.training",
+    "load_target": "profiles.target",
     "load_model_or_cluster": "profiles.reference",
     "read_topology": "profiles.readtopology",
     "refuse_to_overwrite": "profiles.outputfile",

@@ -8,6 +8,7 @@ from profiles.calibrationfile import CalibrationFile
 from profiles.clusterfile import ClusterFile
 from profiles.hardwarefile import DeviceFile, NodeFile
 from profiles.modelfile import CatalogModelFile, ModelFile
+from profiles.target import TargetFile
 from profiles.trainingfile import TrainingFile
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ SCHEMAS: Final[dict[str, type[FileSchema]]] = {
     "catalog-model": CatalogModelFile,
     "training": TrainingFile,
     "calibration": CalibrationFile,
+    "target": TargetFile,
 }
 
 

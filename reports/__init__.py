@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         plan_answer,
         smallest_answer,
     )
+    from reports.choices import choices_answer, choices_report
     from reports.comparison import comparison_answer, comparison_report
     from reports.facts import facts_of
     from reports.schedule import schedule_answer, schedule_report
@@ -41,6 +42,8 @@ __all__ = [
     "calibration_report",
     "catalog_answer",
     "catalog_report",
+    "choices_answer",
+    "choices_report",
     "comparison_answer",
     "comparison_report",
     "discard_stdout",
@@ -71,6 +74,8 @@ _MODULES: Final = {
     "accuracy_report": "accuracy",
     "calibration_report": "accuracy",
     "catalog_answer": "answers",
+    "choices_answer": "choices",
+    "choices_report": "choices",
     "comparison_answer": "comparison",
     "comparison_report": "comparison",
     "discard_stdout": "terminal",

@@ -12,13 +12,17 @@ from planner.explain import memory_kinds, rival_of, seconds_by_cause
 from planner.plan import layer_ranges, layout_choices, stage_layers
 from planner.plandocument import plan_document, restrictions_document
 from planner.spend import spend_of
+from reports.words import layout_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.estimate import StageEstimate
     from planner.certificate import Certificate
     from planner.explain import Explanation, Rival
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.sensitivity import Shift
     from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
@@ -28,6 +32,7 @@ __all__ = [
     "explain_answer",
     "json_text",
     "plan_answer",
+    "sensitivity_answer",
     "smallest_answer",
 ]
 
@@ -72,12 +77,22 @@ def estimate_answer(plan: Plan) -> dict[str, Any]:
 
 
 def plan_answer(planned: Planned, *, cpu_s: float) -> dict[str, Any]:
-    """The estimate of the best plan, what the search found out, and the runners-up."""
+    """The estimate of the best plan, what the search found out, the runners-up, and every layout
+    that was simulated and fits.
+    """
     plan = planned.plan
     return {
         **estimate_answer(plan),
         "search": _search(plan, cpu_s),
         "runners_up": [_rival(rival_of(plan, other)) for other in planned.runners_up],
+        "tried": [
+            {
+                "step_s": each.estimate.step_s,
+                "peak_mem_bytes": each.estimate.peak_mem_bytes,
+                "layout": layout_words(each.layout),
+            }
+            for each in planned.tried
+        ],
     }
 
 
@@ -103,6 +118,7 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
             "memory": {
                 "stage": memory.stage,
                 "device_bytes": memory.device_bytes,
+                "limit_bytes": memory.limit_bytes,
                 "usable_bytes": memory.usable_bytes,
                 "part": memory.part,
                 "kind": memory.kind,
@@ -110,9 +126,16 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
             },
             "schedule": None if explanation.schedule is None else asdict(explanation.schedule),
         },
+        "levers": [asdict(lever) for lever in explanation.levers],
         "search": _search(plan, None),
         "runners_up": [_rival(rival) for rival in explanation.rivals],
+        "sensitivity": sensitivity_answer(explanation.shifts),
     }
+
+
+def sensitivity_answer(shifts: Sequence[Shift]) -> list[dict[str, Any]]:
+    """The plan and its runners-up under other inputs: ``best`` is a position among them."""
+    return [{**asdict(each), "changes_choice": each.changes_choice} for each in shifts]
 
 
 def _stage(plan: Plan, stage: StageEstimate) -> dict[str, Any]:

@@ -54,11 +54,11 @@ def _contender(each: Contender) -> dict[str, Any]:
 
 
 def comparison_report(found: Comparison) -> list[RenderableType]:
-    """Verdicts, whether they can be compared, decisions, seconds by cause, memory by kind."""
+    """How each stands against the first, verdicts, decisions, seconds by cause, memory by kind."""
     plans = found.plans
     return [
-        *(Text(f"{name}: {verdict(plan)}", style="bold") for name, plan in plans),
-        *(Text(f"{each.name}: {against(each, found.name)}") for each in found.others),
+        *(Text(f"{each.name}: {against(each, found.name)}", style="bold") for each in found.others),
+        *(f"{name}: {verdict(plan)}" for name, plan in plans),
         "",
         _decision_table(found),
         _seconds_table(plans),

@@ -36,11 +36,12 @@ def sweep_answer(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 def sweep_report(outcomes: Sequence[Outcome]) -> list[RenderableType]:
     """The table of all cases, the chart of their speed, and why some have no plan."""
     swept = _swept(outcomes)
-    report: list[RenderableType] = [_table(outcomes, swept)]
-    for each in outcomes:
-        if each.found is None:
-            report.append(f"no plan for {_case(each, swept)}: {each.reason}")
-    return [*report, *_chart(outcomes, swept)]
+    none = [each for each in outcomes if each.found is None]
+    return [
+        _table(outcomes, swept),
+        *(f"no plan for {_case(each, swept)}: {each.reason}" for each in none),
+        *_chart(outcomes, swept),
+    ]
 
 
 def _swept(outcomes: Sequence[Outcome]) -> list[str]:

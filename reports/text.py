@@ -9,6 +9,7 @@ from rich.text import Text
 from planner.advice import advice
 from planner.explain import rival_of
 from planner.spend import spend_of
+from profiles.units import GIB
 from reports.facts import human_facts
 from reports.tables import catalog_table, facts_table, memory_table, split_table, stage_table
 from reports.words import (
@@ -18,18 +19,22 @@ from reports.words import (
     layout_words,
     per_cent,
     seconds,
+    shift_words,
     spend_words,
     training_words,
     verdict,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from planner.certificate import Certificate
     from planner.explain import Explanation, Rival, ScheduleBinding
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.sensitivity import Lever
     from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
@@ -43,6 +48,7 @@ __all__ = [
 ]
 
 Report = list["RenderableType"]
+LITTLE = 0.05 * GIB
 UNSAID = ("num_microbatches", "stage_layers", "recompute")
 
 
@@ -91,6 +97,10 @@ def _spend(plan: Plan) -> Report:
 def explain_report(explanation: Explanation) -> Report:
     """Where time and memory go, what binds, and why the next best plans lost."""
     plan, time, memory = explanation.plan, explanation.time, explanation.memory
+    free = memory.limit_bytes - memory.device_bytes
+    room = f"{gib(free)} are left" if free >= 0 else f"{gib(-free)} too much"
+    if 0 <= free < LITTLE:
+        room = "it is full"
     binding = [
         (
             f"Time: beside compute, most goes to {CAUSES[time.cause]}, {seconds(time.seconds)} or "
@@ -99,7 +109,8 @@ def explain_report(explanation: Explanation) -> Report:
         (
             f"Memory: stage {memory.stage} is fullest, {gib(memory.device_bytes)} of "
             f"{gib(memory.usable_bytes)} ({per_cent(memory.part)}); most is "
-            f"{KINDS[memory.kind]}, {gib(memory.kind_bytes)}."
+            f"{KINDS[memory.kind]}, {gib(memory.kind_bytes)}. Up to {gib(memory.limit_bytes)} fit "
+            f"with probability {plan.min_fit:g}: {room}."
         ),
     ]
     return [
@@ -113,7 +124,9 @@ def explain_report(explanation: Explanation) -> Report:
         *binding,
         *_schedule(explanation.schedule),
         "",
+        *_levers(explanation.levers),
         *_rivals(list(explanation.rivals), causes=True),
+        *_sensitivity(explanation),
         *_search(plan),
         *_assumptions(plan),
     ]
@@ -130,6 +143,32 @@ def _schedule(own: ScheduleBinding | None) -> Report:
         f"{gib(own.usual_bytes)} of {gib(own.usable_bytes)}."
     )
     return [told]
+
+
+def _levers(found: Sequence[Lever]) -> Report:
+    """What would make the plan faster, as tried."""
+    report: Report = [_title("What would make it faster, tried with the same degrees")]
+    for each in found:
+        how = ", by another layout" if each.relayout else ""
+        report.append(f"{per_cent(each.faster)}: {each.change}{how}")
+    return [*report, "" if found else "nothing that was tried\n"]
+
+
+def _sensitivity(explanation: Explanation) -> Report:
+    """Whether another of the plans shown would win if inputs were a little other."""
+    if not explanation.rivals:
+        return []
+    plans = (explanation.plan, *(rival.plan for rival in explanation.rivals))
+    report: Report = [_title("Would another of these win?")]
+    for each in explanation.shifts:
+        if each.changes_choice:
+            winner = (
+                "none of them fits" if each.best is None else layout_words(plans[each.best].layout)
+            )
+            report.append(f"with {shift_words(each)}: {winner}")
+    if len(report) == 1:
+        report.append("Not with bandwidth, efficiency or memory lower or higher by 10 %.")
+    return [*report, ""]
 
 
 def facts_report(facts: dict[str, Any]) -> Report:

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
     from costmodel.layout import Layout
     from planner.plan import Plan
+    from planner.sensitivity import Shift
     from planner.spend import Spend
 
 __all__ = [
     "CAUSES",
     "KINDS",
+    "duration",
     "energy",
     "gib",
     "layout_words",
@@ -26,6 +28,7 @@ __all__ = [
     "rate",
     "recompute_words",
     "seconds",
+    "shift_words",
     "spend_words",
     "training_words",
     "verdict",
@@ -55,6 +58,8 @@ KINDS: Final = {
     "context": "context",
 }
 MILLI: Final = 1e-3
+HOUR_S: Final = 3600
+DAY_S: Final = 24 * HOUR_S
 
 
 def seconds(value: float) -> str:
@@ -64,6 +69,14 @@ def seconds(value: float) -> str:
     if abs(value) >= 1 or value == 0:
         return f"{value:.3g} s"
     return f"{value / MILLI:.3g} ms"
+
+
+def duration(value: float) -> str:
+    """Seconds that may be days: ``3.2 days``, ``5.1 hours``, ``58.4 s``."""
+    for unit, size in (("days", DAY_S), ("hours", HOUR_S)):
+        if value >= 2 * size:
+            return f"{value / size:,.3g} {unit}"
+    return seconds(value)
 
 
 def gib(size: float) -> str:
@@ -101,6 +114,12 @@ def spend_words(spend: Spend) -> str:
         per_step, per_million = spend.kwh_per_step, spend.kwh_per_million_tokens
         parts.append(f"{energy(per_step)} a step, {energy(per_million)} a million tokens")
     return "; ".join(parts)
+
+
+def shift_words(shift: Shift) -> str:
+    """``10 % less bandwidth``."""
+    more = "more" if shift.factor > 1 else "less"
+    return f"{100 * abs(shift.factor - 1):.0f} % {more} {shift.what}"
 
 
 def layout_words(layout: Layout) -> str:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner import load_inputs
-from planner.objective import Objective, Target, plan_for
+from planner.objective import Objective, plan_for
 from planner.spend import spend_of
 from profiles.cluster import NodeGroup
 from profiles.errors import InputError
+from profiles.target import Target
 
 
 def inputs(cluster="2x8xh100-80g", price=3.0, batch=64):
@@ -57,7 +58,7 @@ def test_the_front_has_no_dominated_point():
 
 
 def test_a_cluster_without_a_price_says_what_is_missing():
-    with pytest.raises(InputError, match="does not say the price_per_gpu_hour"):
+    with pytest.raises(InputError, match="price_per_gpu_hour of"):
         plan_for(Objective.COST, inputs(price=None))
 
 
