@@ -231,6 +231,24 @@ def _print_json(answer: Any) -> None:
     click.echo(reports.json_text(answer))
 
 
+def _page_option(command: Command) -> Command:
+    return click.option("--html", metavar="FILE", help="Write a page that opens offline as well.")(
+        command
+    )
+
+
+def _check_page(path: str | None, *, force: bool) -> None:
+    """Say before anything is computed that a page cannot be written."""
+    if path is not None:
+        reports.require_pages()
+        profiles.refuse_to_overwrite(path, force=force)
+
+
+def _save_page(path: str, text: str, *, force: bool) -> None:
+    profiles.save_text(text, path, force=force)
+    click.echo(f"written: {path}", err=True)
+
+
 @main.command()
 @_with(*INPUT_FLAGS, *SEARCH_FLAGS)
 @click.option("--top", default=3, show_default=True, type=click.IntRange(0, 100), help="Next best.")
@@ -265,6 +283,7 @@ def _print_json(answer: Any) -> None:
 )
 @click.option("--target", metavar="FILE", help="Epochs by global batch, for time-to-target.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
+@_page_option
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
@@ -275,17 +294,22 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     output, form = flags["output"], flags["form"]
     if output not in (None, "-"):
         profiles.refuse_to_overwrite(output, force=flags["force"])
+    _check_page(flags["html"], force=flags["force"])
     started_s = time.process_time()
     planned, also = _planned(flags)
     cpu_s = time.process_time() - started_s
     if output not in (None, "-"):
         planner.save_plan(planned.plan, output, force=flags["force"])
+    answer = {**reports.plan_answer(planned, cpu_s=cpu_s), **also.answer}
     if output == "-" or form == "yaml":
         click.echo(planner.plan_text(planned.plan), nl=False)
     elif form == "json":
-        _print_json({**reports.plan_answer(planned, cpu_s=cpu_s), **also.answer})
+        _print_json(answer)
     else:
         _print([*also.before, *reports.plan_report(planned), *also.after])
+    if flags["html"] is not None:
+        page = reports.plan_page(answer, (planned.plan, *planned.runners_up))
+        _save_page(flags["html"], page, force=flags["force"])
     if output not in (None, "-"):
         click.echo(f"written: {output}", err=True)
     facts = planned.plan.search
@@ -336,17 +360,28 @@ def _planned(flags: dict[str, Any]) -> tuple[Planned, _Also]:
 @main.command()
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @_with(*INPUT_FLAGS, *LAYOUT_FLAGS)
+@_page_option
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
 def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     """Estimate a plan file, or the layout that flags describe. Exit code 1: it does not fit."""
-    made = _manual_plan(flags) if plan_file is None else _read_plan(ctx, plan_file, flags)
+    _check_page(flags["html"], force=flags["force"])
+    made = (
+        _manual_plan(flags)
+        if plan_file is None
+        else _read_plan(ctx, plan_file, flags, "html", "force")
+    )
+    answer = reports.estimate_answer(made)
     if flags["form"] == "json":
-        _print_json(reports.estimate_answer(made))
+        _print_json(answer)
     elif flags["form"] == "yaml":
         click.echo(planner.plan_text(made), nl=False)
     else:
         _print(reports.estimate_report(made))
+    if flags["html"] is not None:
+        page = reports.plan_page(answer, (made,))
+        _save_page(flags["html"], page, force=flags["force"])
     ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
 
 
@@ -589,21 +624,28 @@ def calibrate(
     metavar="SHARE",
     help="Exit with 1 where one is slower than the first by more, as 2%, or not comparable.",
 )
+@_page_option
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format()
 @click.pass_context
 def compare(ctx: click.Context, /, plan_files: tuple[str, ...], form: str, **flags: Any) -> None:
     """Compare plans with the first one: decisions, seconds by cause, memory by kind."""
     if len(plan_files) == 1:
         raise InputError(Problem(where="parplan compare", message="one plan", expected="two"))
+    _check_page(flags["html"], force=flags["force"])
     sound, refused = planner.load_sound_plans(plan_files)
     for line in refused:
         click.echo(line, err=True)
     if sound:
         found = planner.compare_plans(sound)
+        answer = reports.comparison_answer(found, refused)
         if form == "json":
-            _print_json(reports.comparison_answer(found, refused))
+            _print_json(answer)
         else:
             _print(reports.comparison_report(found))
+        if flags["html"] is not None:
+            page = reports.comparison_page(answer, found)
+            _save_page(flags["html"], page, force=flags["force"])
     if refused:
         ctx.exit(int(ExitCode.ASKED_WRONGLY))
     tolerance = flags["fail_above"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reports.choices import choices_answer, choices_report
     from reports.comparison import comparison_answer, comparison_report
     from reports.facts import facts_of
+    from reports.html import comparison_page, plan_page, require_pages
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_progress, sweep_report
     from reports.terminal import (
@@ -45,6 +46,7 @@ __all__ = [
     "choices_answer",
     "choices_report",
     "comparison_answer",
+    "comparison_page",
     "comparison_report",
     "discard_stdout",
     "estimate_answer",
@@ -55,9 +57,11 @@ __all__ = [
     "facts_report",
     "json_text",
     "plan_answer",
+    "plan_page",
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "require_pages",
     "schedule_answer",
     "schedule_report",
     "smallest_answer",
@@ -77,6 +81,7 @@ _MODULES: Final = {
     "choices_answer": "choices",
     "choices_report": "choices",
     "comparison_answer": "comparison",
+    "comparison_page": "html",
     "comparison_report": "comparison",
     "discard_stdout": "terminal",
     "estimate_answer": "answers",
@@ -84,7 +89,9 @@ _MODULES: Final = {
     "facts_of": "facts",
     "json_text": "answers",
     "plan_answer": "answers",
+    "plan_page": "html",
     "print_report": "terminal",
+    "require_pages": "html",
     "progress_on_stderr": "terminal",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",

@@ -39,11 +39,14 @@ if TYPE_CHECKING:
     from profiles.catalog import CatalogEntry
 
 __all__ = [
+    "by_cause",
     "catalog_report",
+    "differences",
     "estimate_report",
     "explain_report",
     "facts_report",
     "plan_report",
+    "search_report",
     "smallest_report",
 ]
 
@@ -59,7 +62,7 @@ def plan_report(planned: Planned) -> Report:
     return [
         *estimate_report(plan, assumptions=False),
         *_rivals(rivals),
-        *_search(plan),
+        *search_report(plan),
         *_assumptions(plan),
     ]
 
@@ -127,7 +130,7 @@ def explain_report(explanation: Explanation) -> Report:
         *_levers(explanation.levers),
         *_rivals(list(explanation.rivals), causes=True),
         *_sensitivity(explanation),
-        *_search(plan),
+        *search_report(plan),
         *_assumptions(plan),
     ]
 
@@ -209,25 +212,29 @@ def _rivals(rivals: list[Rival], *, causes: bool = False) -> Report:
         return []
     report: Report = [_title("Next best")]
     for rival in rivals:
-        said = [str(each) for each in rival.differences if each.choice not in UNSAID]
-        unsaid = {each.choice for each in rival.differences}
-        said += [f"another {word}" for key, word in _OTHER.items() if key in unsaid]
         part = rival.slower_s / (rival.plan.estimate.step_s - rival.slower_s)
         sign = "slower" if rival.slower_s >= 0 else "FASTER"
         report.append(
             f"{seconds(abs(rival.slower_s))} ({per_cent(abs(part))}) {sign}: "
             f"{layout_words(rival.plan.layout)}"
         )
-        report.append(f"  {', '.join(said)}")
+        report.append(f"  {', '.join(differences(rival))}")
         if causes:
-            report.append(f"  {_by_cause(rival)}")
+            report.append(f"  {by_cause(rival)}")
     return [*report, ""]
+
+
+def differences(rival: Rival) -> list[str]:
+    """What a rival decides differently, in words."""
+    said = [str(each) for each in rival.differences if each.choice not in UNSAID]
+    unsaid = {each.choice for each in rival.differences}
+    return said + [f"another {word}" for key, word in _OTHER.items() if key in unsaid]
 
 
 _OTHER = {"stage_layers": "cut", "recompute": "recomputation"}
 
 
-def _by_cause(rival: Rival) -> str:
+def by_cause(rival: Rival) -> str:
     """What it loses and what it gains, the largest first."""
     shown = sorted(rival.by_cause_s.items(), key=lambda item: -abs(item[1]))
     lost = [f"+{seconds(value)} {CAUSES[cause]}" for cause, value in shown if value > _NOTICED]
@@ -238,7 +245,8 @@ def _by_cause(rival: Rival) -> str:
 _NOTICED = 1e-4
 
 
-def _search(plan: Plan) -> Report:
+def search_report(plan: Plan) -> Report:
+    """What was searched, and what that shows."""
     facts = plan.search
     if facts is None:
         return []

@@ -1,0 +1,42 @@
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const PRINTED_WIDTH = 700;
+  const NARROW = 720;
+
+  // Axes, legend and text in the colours of the page, whichever theme it has.
+  function look(layout, narrow) {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"), automargin: true };
+    return {
+      ...layout,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "system-ui, 'Liberation Sans', sans-serif", size: narrow ? 11 : 13, color: colour("--text") },
+      hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left" },
+      margin: { l: 55, r: 12, t: 10, b: 45 },
+      xaxis: { ...axis, ...layout.xaxis },
+      yaxis: { ...axis, ...layout.yaxis },
+    };
+  }
+
+  const drawn = [...document.querySelectorAll("[data-figure]")];
+  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+
+  function draw(width) {
+    return Promise.all(drawn.map((place) => {
+      const own = figures[place.dataset.figure];
+      const layout = look(own.layout, (width ?? place.clientWidth) < NARROW);
+      if (width) layout.width = width;
+      return Plotly.react(place, own.data, layout, config).then(() => { place.dataset.drawn = "yes"; });
+    }));
+  }
+
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  matchMedia("(max-width: 45rem)").addEventListener("change", () => draw());
+  addEventListener("beforeprint", () => draw(PRINTED_WIDTH));
+  addEventListener("afterprint", () => draw());
+})();
