@@ -151,13 +151,13 @@ def front_figure(answer: Mapping[str, Any]) -> Figure:
         ),
         _points(
             "chosen", [{**answer, "layout": "chosen"}],
-            {"color": PALETTE[0], "size": 16, "symbol": "star"},
+            {"color": LIMIT, "size": 16, "symbol": "star"},
         ),
     ]  # fmt: skip
     layout = {
         "height": 420,
         "xaxis": {"title": {"text": "step, s"}},
-        "yaxis": {"title": {"text": "memory of the fullest device, GiB"}},
+        "yaxis": {"title": {"text": "fullest device, GiB"}},
     }
     return {"data": [each for each in traces if each["x"]], "layout": layout}
 
@@ -192,7 +192,7 @@ def choices_figure(objective: Mapping[str, Any]) -> Figure:
     groups = (
         ("front", front, "lines+markers", PALETTE[4]),
         ("others", [each for each in choices if not each["on_front"]], "markers", GREY),
-        ("chosen", objective["choices"][:1], "markers", PALETTE[0]),
+        ("chosen", objective["choices"][:1], "markers", LIMIT),
     )
     traces = [
         {

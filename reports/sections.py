@@ -73,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One part of a page."""
+    """One part of a page. ``items`` are heads with lines below them."""
 
     key: str
     title: str
@@ -81,6 +81,17 @@ class Section:
     figure: Figure | None = None
     table: Table | None = None
     grid: Grid | None = None
+    items: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Names and colours of what the figure shows."""
+        traces = [] if self.figure is None else self.figure["data"]
+        return [
+            (each["name"], (each.get("marker") or each["line"])["color"])
+            for each in traces
+            if "name" in each
+        ]
 
 
 def tiles(answer: Answer) -> list[tuple[str, str, str]]:
@@ -196,20 +207,15 @@ def rivals_section(plans: Sequence[Plan]) -> Iterator[Section]:
     rivals = [rival_of(plans[0], other) for other in plans[1:]]
     if not rivals:
         return
-    rows = tuple(
+    items = tuple(
         (
-            str(at),
-            f"{seconds(each.slower_s)} ({per_cent(each.slower_s / plans[0].estimate.step_s)})",
-            layout_words(each.plan.layout),
-            ", ".join(differences(each)),
-            by_cause(each),
+            f"{seconds(each.slower_s)} ({per_cent(each.slower_s / plans[0].estimate.step_s)}) "
+            f"slower: {layout_words(each.plan.layout)}",
+            (f"differs in {', '.join(differences(each))}", by_cause(each)),
         )
-        for at, each in enumerate(rivals, start=1)
+        for each in rivals
     )
-    head = ("", "slower by", "layout", "differs in", "why it lost")
-    yield Section(
-        key="rivals", title="Next best", table=Table(head=head, rows=rows, left=(0, 2, 3, 4))
-    )
+    yield Section(key="rivals", title="Next best", items=items)
 
 
 def sensitivity_section(shifts: Sequence[Answer], plans: Sequence[Plan]) -> Section:

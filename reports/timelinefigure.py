@@ -23,6 +23,7 @@ __all__ = ["timeline_figure"]
 
 MOST_PLAYED: Final = 20_000  # passes of a step; a longer one is played with fewer micro-batches
 MOST_DRAWN: Final = 6_000  # bars that a browser draws and zooms at once
+LEGIBLE: Final = 90  # bars a stage that can be told apart
 ROUNDS: Final = 4  # micro-batches that a long step keeps, in stages
 DIGITS: Final = 6
 MICRO: Final = 1e-6
@@ -57,7 +58,12 @@ def timeline_figure(plan: Plan) -> tuple[Figure, str]:
             end = max(event.end_s for event in timeline.events if event.device == stage)
             bars["gradients"].append((stage, end, own.gradient_s, "gradients"))
             bars["optimizer"].append((stage, end + own.gradient_s, own.optimizer_s, "optimizer"))
-    return _figure(bars, layout.num_stages), f"{told} Drag to zoom in, double-click to zoom out."
+    figure = _figure(bars, layout.num_stages)
+    most = LEGIBLE * layout.num_stages
+    if len(events) > most:
+        figure["layout"]["xaxis"]["range"] = [0, _rounded(events[most].start_s)]
+        told += " The view starts with its beginning."
+    return figure, f"{told} Drag to zoom in, double-click to see all."
 
 
 def _short_enough(plan: Plan) -> tuple[Any, str]:

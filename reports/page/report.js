@@ -15,22 +15,31 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, 'Liberation Sans', sans-serif", size: narrow ? 11 : 13, color: colour("--text") },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left" },
-      margin: { l: 55, r: 12, t: 10, b: 45 },
+      showlegend: false,  // the page has one that breaks its lines
+      dragmode: layout.dragmode ?? false,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--text") },
+      margin: { l: 55, r: 12, t: layout.dragmode ? 34 : 12, b: 45 },
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
     };
   }
 
   const drawn = [...document.querySelectorAll("[data-figure]")];
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = (layout) => ({
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: Boolean(layout.dragmode),
+    modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "toImage"]],
+  });
 
   function draw(width) {
     return Promise.all(drawn.map((place) => {
       const own = figures[place.dataset.figure];
       const layout = look(own.layout, (width ?? place.clientWidth) < NARROW);
+      place.style.height = `${layout.height}px`;  // else it shrinks when the window changes
+      delete layout.height;
       if (width) layout.width = width;
-      return Plotly.react(place, own.data, layout, config).then(() => { place.dataset.drawn = "yes"; });
+      return Plotly.react(place, own.data, layout, config(own.layout)).then(() => { place.dataset.drawn = "yes"; });
     }));
   }
 
