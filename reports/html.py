@@ -80,6 +80,7 @@ def plan_page(answer: dict[str, Any], plans: Sequence[Plan]) -> str:
         verdicts=[(verdict(plan), plan.estimate.fits)],
         warnings=answer["advice"],
         tiles=tiles(answer),
+        facts=[],
         sections=sections,
         answer=answer,
     )
@@ -91,7 +92,6 @@ def comparison_page(answer: dict[str, Any], found: Comparison) -> str:
     contenders = [
         (f"{each.name}: {against(each, found.name)}", each.comparable) for each in found.others
     ]
-    own = [(f"{name}: {verdict(plan)}", plan.estimate.fits) for name, plan in found.plans]
     sections = [
         decisions_section(found),
         interval_section(answer),
@@ -106,9 +106,10 @@ def comparison_page(answer: dict[str, Any], found: Comparison) -> str:
     return _page(
         title=" against ".join(dict.fromkeys(plan.inputs.model.name for plan in plans))
         + ", compared",
-        verdicts=[*contenders, *own],
+        verdicts=contenders,
         warnings=[f"not read: {line}" for line in answer["refused"]],
         tiles=[],
+        facts=[f"{name}: {verdict(plan)}" for name, plan in found.plans],
         sections=sections,
         answer=answer,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "layout_grid"]
 
-MOST_REPLICAS: Final = 8
+MOST_REPLICAS: Final = 6
 MOST_RANGES: Final = 2
 
 
@@ -67,7 +67,7 @@ def layout_grid(plan: Plan) -> Grid:
         strategies=tuple(
             (name, _words(own)) for own, name in zip(layout.strategies, names, strict=True)
         ),
-        replica=f"{mesh.dp:,} replicas of {size} ranks (tp {mesh.tp} x cp {mesh.cp})",
+        replica=f"{mesh.dp:,} replicas of {size} rank{'s'[: size - 1]} (tp {mesh.tp} x cp {mesh.cp})",
         more_replicas=max(0, mesh.dp - MOST_REPLICAS),
     )
 

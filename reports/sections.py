@@ -185,8 +185,8 @@ def front_section(answer: Answer) -> Iterator[Section]:
     """Time against memory of what the search simulated; none for a layout nobody searched for."""
     if answer.get("tried"):
         note = (
-            f"The {len(answer['tried']):,} layouts that the search simulated and that fit; the "
-            f"others of {answer['search']['candidates']:,} candidates were excluded by bounds."
+            f"The {len(answer['tried']):,} layouts that the search simulated and that fit, of "
+            f"{answer['search']['candidates']:,} candidates."
         )
         yield Section(
             key="front", title="Time against memory", notes=(note,), figure=front_figure(answer)

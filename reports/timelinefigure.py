@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.estimate import LayoutCost
 from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
-from costmodel.steptimeline import step_timeline
+from costmodel.steptimeline import passes_of_step
 from costmodel.timeline import COMPUTE, TENSOR
 from reports.words import seconds
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["timeline_figure"]
 
-MOST_PLAYED: Final = 20_000  # passes of a step; a longer one is played with fewer micro-batches
+MOST_PLAYED: Final = 10_000  # passes of a step; a longer one is played with fewer micro-batches
 MOST_DRAWN: Final = 6_000  # bars that a browser draws and zooms at once
 LEGIBLE: Final = 90  # bars a stage that can be told apart
-ROUNDS: Final = 4  # micro-batches that a long step keeps, in stages
+ROUNDS: Final = 2  # micro-batches that a long step keeps, in stages
 DIGITS: Final = 6
 MICRO: Final = 1e-6
 PASSES: Final = {
@@ -43,7 +43,7 @@ def timeline_figure(plan: Plan) -> tuple[Figure, str]:
     """The figure, and a sentence on what of the step it shows."""
     layout, shown = _short_enough(plan)
     cost = LayoutCost(plan.inputs.context, layout)
-    timeline, _ = step_timeline(cost)
+    timeline = passes_of_step(cost)
     bars: dict[Any, list[Bar]] = {key: [] for key in PASSES}
     events = sorted((e for e in timeline.events if _is_drawn(e)), key=attrgetter("start_s"))
     for event in events[:MOST_DRAWN]:
