@@ -62,12 +62,13 @@ def layout_grid(plan: Plan) -> Grid:
         for stage in range(layout.num_stages)
     )
     size = mesh.tp * mesh.cp
+    ranks = f"{size} ranks" if size > 1 else "one rank"
     return Grid(
         rows=rows,
         strategies=tuple(
             (name, _words(own)) for own, name in zip(layout.strategies, names, strict=True)
         ),
-        replica=f"{mesh.dp:,} replicas of {size} rank{'s'[: size - 1]} (tp {mesh.tp} x cp {mesh.cp})",
+        replica=f"{mesh.dp:,} replicas of {ranks} (tp {mesh.tp} x cp {mesh.cp})",
         more_replicas=max(0, mesh.dp - MOST_REPLICAS),
     )
 

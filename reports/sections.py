@@ -207,15 +207,12 @@ def rivals_section(plans: Sequence[Plan]) -> Iterator[Section]:
     rivals = [rival_of(plans[0], other) for other in plans[1:]]
     if not rivals:
         return
-    items = tuple(
-        (
-            f"{seconds(each.slower_s)} ({per_cent(each.slower_s / plans[0].estimate.step_s)}) "
-            f"slower: {layout_words(each.plan.layout)}",
-            (f"differs in {', '.join(differences(each))}", by_cause(each)),
-        )
-        for each in rivals
-    )
-    yield Section(key="rivals", title="Next best", items=items)
+    items = []
+    for each in rivals:
+        slower, part = seconds(each.slower_s), per_cent(each.slower_s / plans[0].estimate.step_s)
+        head = f"{slower} ({part}) slower: {layout_words(each.plan.layout)}"
+        items.append((head, (f"differs in {', '.join(differences(each))}", by_cause(each))))
+    yield Section(key="rivals", title="Next best", items=tuple(items))
 
 
 def sensitivity_section(shifts: Sequence[Answer], plans: Sequence[Plan]) -> Section:
