@@ -122,7 +122,7 @@ def explain_plan(
         memory=_memory(plan),
         schedule=_schedule(plan),
         rivals=tuple(rival_of(plan, each) for each in rivals),
-        levers=levers(plan),
+        levers=() if should_stop() else levers(plan),
         shifts=sensitivity((plan, *rivals)),
     )
 

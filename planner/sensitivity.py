@@ -1,7 +1,8 @@
 """Inputs a little other than stated: whether the choice stays, and what would make it faster.
 
-Neither is a new search of the whole space: the choice is among plans that are known already, and
-what would help is looked for among layouts of the same degrees.
+Neither is a new search of the whole space: the choice is among plans that are known already (one
+that does not fit any more becomes the best layout of its degrees that does), and what would help is
+looked for among layouts of the same degrees.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class Stated(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """The plans under an input ``factor`` times as large: steps in seconds, whether they fit, and
-    the position of the fastest that does (None: none fits).
+    """The plans under an input ``factor`` times as large: steps in seconds, whether they fit,
+    whether they had to be laid out anew for that, and the position of the fastest that does fit
+    (None: none does).
     """
 
     what: Stated
     factor: float
     step_s: tuple[float, ...]
     fits: tuple[bool, ...]
+    relayout: tuple[bool, ...]
     best: int | None
 
     @property
@@ -111,16 +114,38 @@ def sensitivity(plans: Sequence[Plan], *, share: float = SHARE) -> tuple[Shift, 
 
 
 def _shift(plans: Sequence[Plan], what: Stated, factor: float) -> Shift:
-    context = scaled(plans[0].inputs, what, factor).context
-    found = [LayoutCost(context, plan.layout).estimate(min_fit=plans[0].min_fit) for plan in plans]
+    inputs = scaled(plans[0].inputs, what, factor)
+    found = [
+        LayoutCost(inputs.context, plan.layout).estimate(min_fit=plan.min_fit) for plan in plans
+    ]
+    relayout = []
+    for at, plan in enumerate(plans):
+        other = None
+        if plan.estimate.fits and not found[at].fits:
+            other = _of_its_degrees(plan, inputs)
+        relayout.append(other is not None)
+        if other is not None:
+            found[at] = other.estimate
     fitting = [at for at, own in enumerate(found) if own.fits]
     return Shift(
         what=what,
         factor=factor,
         step_s=tuple(own.step_s for own in found),
         fits=tuple(own.fits for own in found),
+        relayout=tuple(relayout),
         best=min(fitting, key=lambda at: found[at].step_s, default=None),
     )
+
+
+def _of_its_degrees(plan: Plan, inputs: Inputs) -> Plan | None:
+    """The fastest layout with the degrees of a plan under other inputs, None if none fits."""
+    _, space = question_of(plan)
+    own = space["restrictions"] or Restrictions()
+    mesh = plan.layout.mesh
+    degrees = {name: frozenset({str(getattr(mesh, name))}) for name in DEGREES}
+    space["restrictions"] = replace(own, fixed={**own.fixed, **degrees})
+    planned = find_plan(inputs.with_training(micro_batch=None), **space, runners_up=0)
+    return None if planned is None else planned.plan
 
 
 def levers(plan: Plan, *, share: float = SHARE) -> tuple[Lever, ...]:
@@ -151,29 +176,16 @@ def _by_gain(lever: Lever) -> float:
 
 def _lever(plan: Plan, change: str, inputs: Inputs) -> Lever:
     """The gain of a change: of the plan itself, or of the best layout of its degrees."""
-    _, space = question_of(plan)
-    own = space["restrictions"] or Restrictions()
-    mesh = plan.layout.mesh
-    degrees = {name: frozenset({str(getattr(mesh, name))}) for name in DEGREES}
-    space["restrictions"] = replace(own, fixed={**own.fixed, **degrees})
     now = plan.estimate.step_s / plan.inputs.training.tokens
-    planned = find_plan(
-        replace(inputs, training=replace(inputs.training, micro_batch=None)),
-        **space,
-        runners_up=0,
-    )
     best, relayout = _kept(plan, inputs), False
-    if planned is not None and planned.plan.estimate.step_s < best * (1 - NOTICED):
-        best, relayout = planned.plan.estimate.step_s, planned.plan.layout != plan.layout
+    other = _of_its_degrees(plan, inputs)
+    if other is not None and other.estimate.step_s < best * (1 - NOTICED):
+        best, relayout = other.estimate.step_s, other.layout != plan.layout
     return Lever(change=change, faster=1 - best / inputs.training.tokens / now, relayout=relayout)
 
 
 def _kept(plan: Plan, inputs: Inputs) -> float:
     """The step of the plan's own layout under other inputs, where it can be kept."""
-    if inputs.training.global_batch != plan.inputs.training.global_batch:
-        layout = plan.layout
-        times = inputs.training.global_batch // plan.inputs.training.global_batch
-        layout = replace(layout, num_microbatches=layout.num_microbatches * times)
-    else:
-        layout = plan.layout
+    times = inputs.training.global_batch // plan.inputs.training.global_batch
+    layout = replace(plan.layout, num_microbatches=plan.layout.num_microbatches * times)
     return LayoutCost(inputs.context, layout).estimate(min_fit=plan.min_fit).step_s

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["against", "comparison_answer", "comparison_report", "decisions"]
 
+ROUNDING = 1e-9  # what additions leave behind
 CHOICES = {"model": "model", "global_batch": "batch", "seq_len": "sequence length"}
 
 
@@ -141,4 +142,6 @@ def _numbers(
 
 
 def _signed(difference: float, form: str) -> str:
+    if abs(difference) < ROUNDING:
+        difference = 0.0
     return f"{difference:+{'.3g' if form.endswith('g') else form}}"

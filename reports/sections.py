@@ -222,14 +222,19 @@ def sensitivity_section(shifts: Sequence[Answer], plans: Sequence[Plan]) -> Sect
         (
             f"{each['what']} {each['factor'] - 1:+.0%}",
             *(
-                seconds(step) + ("" if fits else " (does not fit)")
-                for step, fits in zip(each["step_s"], each["fits"], strict=True)
+                seconds(step) + (" (laid out anew)" if anew else "" if fits else " (does not fit)")
+                for step, fits, anew in zip(
+                    each["step_s"], each["fits"], each["relayout"], strict=True
+                )
             ),
             _winner(each, names),
         )
         for each in shifts
     )
-    note = "These plans, estimated again. Efficiency is that of GEMMs and attention."
+    note = (
+        "These plans, estimated again; one that does not fit any more is laid out anew with its "
+        "degrees. Efficiency is that of GEMMs and attention."
+    )
     head = ("", *names, "best of these")
     return Section(
         key="sensitivity",

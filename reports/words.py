@@ -109,10 +109,10 @@ def spend_words(spend: Spend) -> str:
     parts = []
     if spend.price_per_step is not None and spend.price_per_million_tokens is not None:
         per_step, per_million = spend.price_per_step, spend.price_per_million_tokens
-        parts.append(f"{money(per_step)} a step, {money(per_million)} a million tokens")
+        parts.append(f"price {money(per_step)} a step, {money(per_million)} a million tokens")
     if spend.kwh_per_step is not None and spend.kwh_per_million_tokens is not None:
         per_step, per_million = spend.kwh_per_step, spend.kwh_per_million_tokens
-        parts.append(f"{energy(per_step)} a step, {energy(per_million)} a million tokens")
+        parts.append(f"energy {energy(per_step)} a step, {energy(per_million)} a million tokens")
     return "; ".join(parts)
 
 

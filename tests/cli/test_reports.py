@@ -56,7 +56,14 @@ def test_the_text_of_an_explanation(printed, rival, snapshot):
         Lever(change="10 % more memory a device", faster=0.012, relayout=True),
     )
     shifts = tuple(
-        Shift(what=what, factor=0.9, step_s=(8.0, 8.1), fits=(best == 0, True), best=best)
+        Shift(
+            what=what,
+            factor=0.9,
+            step_s=(8.0, 8.1),
+            fits=(best == 0, True),
+            relayout=(False, best == 1),
+            best=best,
+        )
         for what, best in ((Stated.BANDWIDTH, 0), (Stated.MEMORY, 1))
     )
     explained = replace(explain_plan(sample_plan(), (rival,)), levers=levers, shifts=shifts)
