@@ -39,7 +39,7 @@ class Planned:
 
     plan: Plan
     runners_up: tuple[Plan, ...]
-    tried: tuple[Finalist, ...] = ()
+    tried: tuple[Plan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,8 @@ def find_plan(
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)
         finalists = [mixed, *finalists[: max(1, runners_up)]]
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in finalists)
-    return Planned(plan=replace(best, search=facts), runners_up=tuple(others), tried=result.tried)
+    tried = tuple(_plan(inputs, each, launcher, min_fit) for each in result.tried)
+    return Planned(plan=replace(best, search=facts), runners_up=tuple(others), tried=tried)
 
 
 def question_of(plan: Plan) -> tuple[Inputs, dict[str, Any]]:

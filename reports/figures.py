@@ -64,6 +64,7 @@ KIND_COLOURS: Final = {
     "reserved": "#BBBBBB",
     "context": "#777777",
 }
+WH_PER_KWH: Final = 1000
 FEW: Final = 4  # bars that would be too broad
 
 
@@ -120,7 +121,7 @@ def _stacked(
         "barmode": "stack",
         "bargap": 0.6 if len(names) < FEW else 0.2,
         "height": 420,
-        "xaxis": {"title": {"text": what}, "type": "category"},
+        "xaxis": {"title": {"text": what}, "type": "category", "showgrid": False},
         "yaxis": {"title": {"text": unit}},
     }
     return {"data": traces, "layout": layout}
@@ -186,7 +187,8 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def choices_figure(objective: Mapping[str, Any]) -> Figure:
     """Step time against what an objective counts, one point a choice; the front is joined."""
-    units = {"cost": "price of a step", "energy": "kWh a step", "time-to-target": "s to the target"}
+    units = {"cost": "price of a step", "energy": "Wh a step", "time-to-target": "s to the target"}
+    scale = WH_PER_KWH if objective["name"] == "energy" else 1
     choices = sorted(objective["choices"], key=lambda each: float(each["step_s"]))
     front = [each for each in choices if each["on_front"]]
     groups = (
@@ -200,7 +202,7 @@ def choices_figure(objective: Mapping[str, Any]) -> Figure:
             "mode": mode,
             "name": name,
             "x": [each["step_s"] for each in own],
-            "y": [each["value"] for each in own],
+            "y": [scale * each["value"] for each in own],
             "text": [f"{each['gpus']} GPUs, global batch {each['global_batch']}" for each in own],
             "marker": {"color": colour, "size": 14 if name == "chosen" else 8},
             "hovertemplate": "%{text}<br>%{x:.4g} s, %{y:.4g}<extra></extra>",
