@@ -332,9 +332,9 @@ def _planned(flags: dict[str, Any]) -> tuple[Planned, _Also]:
     by_time = objective is planner.Objective.STEP_TIME
     if flags["smallest"] and not by_time:
         raise InputError(Problem(where="--smallest", message=f"with --objective {objective}"))
-    if (target is not None) != (objective is planner.Objective.TIME_TO_TARGET):
-        expected = "--objective time-to-target and --target FILE together"
-        raise InputError(Problem(where="--target", message="one without", expected=expected))
+    if target is not None and objective is not planner.Objective.TIME_TO_TARGET:
+        expected = "--objective time-to-target with it"
+        raise InputError(Problem(where="--target", message=f"with {objective}", expected=expected))
     inputs, space = _asked(flags)
     wanted = None if target is None else profiles.load_target(target)
     with reports.until_interrupt() as should_stop, reports.progress_on_stderr() as tell:

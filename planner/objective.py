@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from planner.planning import Planned, find_plan, plan_training
+from planner.planning import InterruptedSearchError, Planned, find_plan, plan_training
 from planner.smallest import part_of
 from planner.space import Restrictions
 from planner.spend import spend_of
@@ -86,9 +86,12 @@ def plan_for(
     _require_known(objective, inputs)
     found: list[Choice] = []
     for part, restricted in tried:
-        if stop() and found:
+        try:
+            planned = find_plan(part, restrictions=restricted, **how)
+        except InterruptedSearchError:
+            if not found:
+                raise
             break
-        planned = find_plan(part, restrictions=restricted, **how)
         if planned is not None:
             found.append(_choice(objective, planned, target))
         elif objective is not Objective.TIME_TO_TARGET:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
+
+from profiles.units import GIB
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,20 @@ def test_the_page_is_made_of_the_sound_plans_and_names_the_others(parplan, folde
     text = page.read_text()
     assert "not read: " in text
     assert "truncated.yaml" in text
+
+
+def test_the_numbers_of_the_page_are_those_of_the_answer(parplan, folder, tmp_path):
+    page = tmp_path / "page.html"
+    result = compare(parplan, folder, "a", "b", html=page, format="json")
+    answer = json.loads(result.stdout)
+    data = re.findall(r'type="application/json">(.*?)</script>', page.read_text())
+    own, figures = map(json.loads, data)
+    assert own == answer
+    for at, plan in enumerate(answer["plans"]):
+        drawn = sum(trace["y"][at] for trace in figures["time"]["data"])
+        assert drawn == pytest.approx(plan["step_s"])
+        held = sum(trace["y"][at] for trace in figures["memory"]["data"])
+        assert held == pytest.approx(plan["peak_mem_bytes"] / GIB)
 
 
 def test_one_plan_is_nothing_to_compare(parplan, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from planner.resultsfile import read_outcomes
 from profiles.errors import InputError
+from reports import sweep_progress
 
 SWEEP = ["--sweep", "training.micro_batch=1,2,4"]
 
@@ -126,3 +128,16 @@ def test_a_change_that_is_not_known_is_told(parplan, small):
     result = parplan("whatif", *small, "--set", "training.seqlen=1")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "training.seq_len" in result.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_to_people_only(monkeypatch):
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with sweep_progress(2) as tell:
+            tell()
+        assert ("1/2" in stream.getvalue()) is shown

@@ -88,3 +88,18 @@ def test_epochs_between_two_batches_lie_on_a_line_and_beyond_them_are_not_known(
     assert target.steps(6144) == pytest.approx(15.0 * 1000 / 6144)
     with pytest.raises(ValueError, match="512 to 16384"):
         target.epochs_at(256)
+
+
+def test_interrupted_it_is_the_best_of_the_choices_so_far():
+    searches = []
+
+    def stop():
+        return len(searches) > 1
+
+    def tell(visited, _best, _bound_s):
+        if visited == 1:
+            searches.append(visited)
+
+    (only,) = plan_for(Objective.ENERGY, inputs(), should_stop=stop, on_progress=tell)
+    assert only.gpus == 16
+    assert not only.planned.plan.search.complete
