@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
@@ -26,7 +26,7 @@ from profiles.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner import Inputs, Plan, Planned, Smallest
+    from planner import Inputs, Plan, Planned
     from reports.terminal import Stop
 
 __all__ = ["main"]
@@ -59,6 +59,23 @@ TYPES: Final = {
     Kind.ZERO: click.IntRange(0, 3),
     Kind.PART: Between(0, 1),
 }
+
+
+class Share(click.ParamType[float]):
+    """A part of something as a percentage: ``2%``, or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The part as a number."""
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            self.fail(f"{text!r} is no share of at least 0, as 2%.", param, ctx)
+        return number
 
 
 class Parplan(click.Group):
@@ -221,6 +238,24 @@ def _print_json(answer: Any) -> None:
     click.echo(reports.json_text(answer))
 
 
+def _page_option(command: Command) -> Command:
+    return click.option("--html", metavar="FILE", help="Write a page that opens offline as well.")(
+        command
+    )
+
+
+def _check_page(path: str | None, *, force: bool) -> None:
+    """Say before anything is computed that a page cannot be written."""
+    if path is not None:
+        reports.require_pages()
+        profiles.refuse_to_overwrite(path, force=force)
+
+
+def _save_page(path: str, text: str, *, force: bool) -> None:
+    profiles.save_text(text, path, force=force)
+    click.echo(f"written: {path}", err=True)
+
+
 @main.command()
 @_with(*INPUT_FLAGS, *SEARCH_FLAGS)
 @click.option("--top", default=3, show_default=True, type=click.IntRange(0, 100), help="Next best.")
@@ -258,7 +293,16 @@ def _print_json(answer: Any) -> None:
     is_flag=True,
     help="Have an integer programme check the best plan's candidate as well.",
 )
+@click.option(
+    "--objective",
+    default="step-time",
+    show_default=True,
+    type=click.Choice(["step-time", "cost", "energy", "time-to-target"]),
+    help="What the plan should have least of; cost and energy may leave GPUs unused.",
+)
+@click.option("--target", metavar="FILE", help="Epochs by global batch, for time-to-target.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
+@_page_option
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
@@ -266,40 +310,15 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
     """Find the fastest layout that fits."""
     import time  # noqa: PLC0415
 
-    output, form = flags["output"], flags["form"]
-    if output not in (None, "-"):
-        profiles.refuse_to_overwrite(output, force=flags["force"])
-    inputs, space = _asked(flags)
+    if flags["output"] not in (None, "-"):
+        profiles.refuse_to_overwrite(flags["output"], force=flags["force"])
+    _check_page(flags["html"], force=flags["force"])
     started_s = time.process_time()
     until = reports.until_interrupt(flags["time_limit"])
     with until as should_stop, reports.progress_on_stderr() as tell:
-        how = {
-            **space,
-            "runners_up": flags["top"],
-            "solver": flags["solver"],
-            "gap": flags["gap"] or 0.0,
-            "after": planner.AfterSearch(mix_degrees=flags["mix_degrees"], prove=flags["prove"]),
-            "should_stop": should_stop,
-            "on_progress": tell,
-        }
-        planned, smallest = _found(inputs, how, should_stop, flags)
+        planned, also = _planned(flags, should_stop, tell)
     cpu_s = time.process_time() - started_s
-    if output not in (None, "-"):
-        planner.save_plan(planned.plan, output, force=flags["force"])
-    if output == "-" or form == "yaml":
-        click.echo(planner.plan_text(planned.plan), nl=False)
-    elif form == "json":
-        extra = reports.smallest_answer(smallest) if smallest else {}
-        _print_json({**reports.plan_answer(planned, cpu_s=cpu_s), **extra})
-    else:
-        _print(
-            [
-                *(reports.smallest_report(smallest) if smallest else []),
-                *reports.plan_report(planned),
-            ]
-        )
-    if output not in (None, "-"):
-        click.echo(f"written: {output}", err=True)
+    _show_planned(planned, also, cpu_s, flags)
     facts = planned.plan.search
     if facts is not None and not facts.complete:
         cause = "interrupted" if should_stop.interrupted else "time limit"
@@ -308,43 +327,107 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
         ctx.exit(int(ExitCode.INTERRUPTED))
 
 
-def _found(
-    inputs: Inputs, how: dict[str, Any], should_stop: Stop, flags: dict[str, Any]
-) -> tuple[Planned, Smallest | None]:
-    """The plan, and on how few GPUs, where that is asked."""
+class _Also(NamedTuple):
+    """What stands beside a plan: more keys of its answer, and parts around its report."""
+
+    answer: dict[str, Any]
+    before: Sequence[Any] = ()
+    after: Sequence[Any] = ()
+
+
+def _show_planned(planned: Planned, also: _Also, cpu_s: float, flags: dict[str, Any]) -> None:
+    """The plan in the form that is asked for, its file and its page."""
+    output, form = flags["output"], flags["form"]
+    if output not in (None, "-"):
+        planner.save_plan(planned.plan, output, force=flags["force"])
+    answer = {**reports.plan_answer(planned, cpu_s=cpu_s), **also.answer}
+    if output == "-" or form == "yaml":
+        click.echo(planner.plan_text(planned.plan), nl=False)
+    elif form == "json":
+        _print_json(answer)
+    else:
+        _print([*also.before, *reports.plan_report(planned), *also.after])
+    if flags["html"] is not None:
+        page = reports.plan_page(answer, (planned.plan, *planned.runners_up))
+        _save_page(flags["html"], page, force=flags["force"])
+    if output not in (None, "-"):
+        click.echo(f"written: {output}", err=True)
+
+
+def _planned(flags: dict[str, Any], should_stop: Stop, tell: Any) -> tuple[Planned, _Also]:
+    """The plan that flags ask for, by the objective, or on as few GPUs as possible."""
+    objective, target = planner.Objective(flags["objective"]), flags["target"]
+    if flags["smallest"] and objective is not planner.Objective.STEP_TIME:
+        raise InputError(Problem(where="--smallest", message=f"with --objective {objective}"))
+    if target is not None and objective is not planner.Objective.TIME_TO_TARGET:
+        expected = "--objective time-to-target with it"
+        raise InputError(Problem(where="--target", message=f"with {objective}", expected=expected))
+    inputs, space = _asked(flags)
+    how = {
+        **space,
+        "runners_up": flags["top"],
+        "solver": flags["solver"],
+        "gap": flags["gap"] or 0.0,
+        "after": planner.AfterSearch(mix_degrees=flags["mix_degrees"], prove=flags["prove"]),
+        "should_stop": should_stop,
+        "on_progress": tell,
+    }
     try:
-        if flags["smallest"]:
-            smallest = planner.plan_smallest(inputs, **how)
-            return smallest.planned, smallest
-        return planner.plan_training(inputs, **how), None
+        return _found(objective, inputs, how, flags)
     except planner.InterruptedSearchError:
         if should_stop.interrupted:
             raise
-        limit_s = flags["time_limit"]
-        message = f"no layout that fits was found in {limit_s:g} s"
+        message = f"no layout that fits was found in {flags['time_limit']:g} s"
         raise planner.NothingInTimeError(message) from None
+
+
+def _found(
+    objective: Any, inputs: Inputs, how: dict[str, Any], flags: dict[str, Any]
+) -> tuple[Planned, _Also]:
+    """The plan of inputs, and what stands beside it."""
+    if flags["smallest"]:
+        found = planner.plan_smallest(inputs, **how)
+        before = reports.smallest_report(found)
+        return found.planned, _Also(reports.smallest_answer(found), before=before)
+    if objective is planner.Objective.STEP_TIME:
+        return planner.plan_training(inputs, **how), _Also({})
+    wanted = None if flags["target"] is None else profiles.load_target(flags["target"])
+    choices = planner.plan_for(objective, inputs, target=wanted, **how)
+    after = reports.choices_report(objective, choices)
+    return choices[0].planned, _Also(reports.choices_answer(objective, choices), after=after)
 
 
 @main.command()
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @_with(*INPUT_FLAGS, *LAYOUT_FLAGS)
+@_page_option
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
 def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     """Estimate a plan file, or the layout that flags describe. Exit code 1: it does not fit."""
-    made = _manual_plan(flags) if plan_file is None else _read_plan(ctx, plan_file, flags)
+    _check_page(flags["html"], force=flags["force"])
+    made = (
+        _manual_plan(flags)
+        if plan_file is None
+        else _read_plan(ctx, plan_file, flags, "html", "force")
+    )
+    answer = reports.estimate_answer(made)
     if flags["form"] == "json":
-        _print_json(reports.estimate_answer(made))
+        _print_json(answer)
     elif flags["form"] == "yaml":
         click.echo(planner.plan_text(made), nl=False)
     else:
         _print(reports.estimate_report(made))
+    if flags["html"] is not None:
+        page = reports.plan_page(answer, (made,))
+        _save_page(flags["html"], page, force=flags["force"])
     ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
 
 
-def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any]) -> Plan:
+def _read_plan(ctx: click.Context, path: str, flags: dict[str, Any], *allowed: str) -> Plan:
     """The plan of a file; flags that it answers itself are refused."""
-    open_to_all = ("plan_file", "form", "min_fit")
+    open_to_all = ("plan_file", "form", "min_fit", *allowed)
     given = [
         name
         for name in ctx.params
@@ -703,6 +786,91 @@ def calibrate(
         profiles.save_text(text, output, force=force)
         _print(reports.calibration_report(found))
         click.echo(f"written: {output}", err=True)
+
+
+@main.command()
+@click.argument("plan_files", metavar="PLAN...", nargs=-1, required=True)
+@click.option(
+    "--fail-above",
+    type=Share(),
+    metavar="SHARE",
+    help="Exit with 1 where one is slower than the first by more, as 2%, or not comparable.",
+)
+@_page_option
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_format()
+@click.pass_context
+def compare(ctx: click.Context, /, plan_files: tuple[str, ...], form: str, **flags: Any) -> None:
+    """Compare plans with the first one: decisions, seconds by cause, memory by kind."""
+    if len(plan_files) == 1:
+        raise InputError(Problem(where="parplan compare", message="one plan", expected="two"))
+    _check_page(flags["html"], force=flags["force"])
+    sound, refused = planner.load_sound_plans(plan_files)
+    for line in refused:
+        click.echo(line, err=True)
+    if sound:
+        found = planner.compare_plans(sound)
+        answer = reports.comparison_answer(found, refused)
+        if form == "json":
+            _print_json(answer)
+        else:
+            _print(reports.comparison_report(found))
+        if flags["html"] is not None:
+            page = reports.comparison_page(answer, found)
+            _save_page(flags["html"], page, force=flags["force"])
+    if refused:
+        ctx.exit(int(ExitCode.ASKED_WRONGLY))
+    tolerance = flags["fail_above"]
+    if tolerance is not None and not all(each.passes(tolerance) for each in found.others):
+        ctx.exit(int(ExitCode.NO))
+
+
+@main.command()
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@_with(*INPUT_FLAGS, *SEARCH_FLAGS)
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change an input.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Try each value; several sweeps combine.",
+)
+@click.option("--weak-scaling", is_flag=True, help="Let the global batch grow with the GPUs.")
+@click.option("--results", metavar="FILE", help="Keep what is finished, and take up what is there.")
+@_format()
+@click.pass_context
+def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
+    """Plan anew for other inputs: model, cluster, stack, cluster.num_nodes, cluster.device,
+    cluster.price_per_gpu_hour, training.global_batch and the like.
+    """
+    from planner.resultsfile import kept, read_outcomes  # noqa: PLC0415
+    from planner.whatif import cases, run_cases  # noqa: PLC0415
+
+    wanted = cases(flags["sets"], flags["sweeps"])
+    own = ("sets", "sweeps", "weak_scaling", "results")
+    if plan_file is not None:
+        base, space = planner.question_of(_read_plan(ctx, plan_file, flags, *own))
+    else:
+        base, space = _asked(flags)
+    results, found = flags["results"], []
+    known = {} if results is None else read_outcomes(results)
+    with reports.until_interrupt() as should_stop, reports.sweep_progress(len(wanted)) as tell:
+        outcomes = run_cases(
+            base, wanted, **space, weak_scaling=flags["weak_scaling"], known=known,
+            should_stop=should_stop,
+        )  # fmt: skip
+        for outcome in outcomes if results is None else kept(outcomes, results):
+            found.append(outcome)
+            tell()
+    if flags["form"] == "json":
+        _print_json(reports.sweep_answer(found))
+    else:
+        _print(reports.sweep_report(found))
+    if len(found) < len(wanted):
+        click.echo(f"interrupted: {len(found)} of {len(wanted)} are planned", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+    ctx.exit(int(ExitCode.YES if any(each.found for each in found) else ExitCode.NO))
 
 
 if __name__ == "__main__":

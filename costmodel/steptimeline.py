@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from costmodel.occupancy import Held
     from costmodel.timeline import Timeline
 
-__all__ = ["step_timeline"]
+__all__ = ["passes_of_step", "step_timeline"]
 
 
 def step_timeline(cost: LayoutCost) -> tuple[Timeline, tuple[list[Held], ...]]:
-    """Every pass of the step, and the activations that each stage holds over time in bytes. It ends
-    where the simulated passes of the estimate end.
-    """
+    """Every pass of the step, and the activations that each stage holds over time in bytes."""
+    timeline = passes_of_step(cost)
+    return timeline, held_over_time(timeline, Sizes(activations=saved_bytes(cost.stages)))
+
+
+def passes_of_step(cost: LayoutCost) -> Timeline:
+    """Every pass of the step. It ends where the simulated passes of the estimate end."""
     context, layout, stages = cost.context, cost.layout, cost.stages
     forward, inputs, weight = zip(*(each.durations() for each in stages), strict=True)
     there = [[_traffic_s(own) for own in each.forward] for each in stages]
     back = [[_traffic_s(own) for own in each.backward] for each in stages]
     p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
-    timeline = play(
+    return play(
         SCHEDULES[layout.schedule],
         layout.shape,
         PassTimes(forward_s=_less(forward, there), input_s=_less(inputs, back), weight_s=weight),
@@ -40,7 +44,6 @@ def step_timeline(cost: LayoutCost) -> tuple[Timeline, tuple[list[Held], ...]]:
             tensor_back_s=back,
         ),
     )
-    return timeline, held_over_time(timeline, Sizes(activations=saved_bytes(stages)))
 
 
 def _traffic_s(cost: PassCost) -> float:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from planner.advice import advice
     from planner.choices import Restrictions
+    from planner.compare import compare_plans, load_sound_plans
     from planner.explain import explain_plan
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
     from planner.manual import ManualLayout, layout_from_degrees
+    from planner.objective import Objective, plan_for
     from planner.plan import Plan, diff_plans, plan_of
     from planner.plandocument import (
         plan_document,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         NothingInTimeError,
         Planned,
         plan_training,
+        question_of,
     )
     from planner.planreader import load_plan
     from planner.restrictions import parse_restrictions
@@ -45,23 +48,28 @@ __all__ = [
     "InterruptedSearchError",
     "ManualLayout",
     "NothingInTimeError",
+    "Objective",
     "Plan",
     "Planned",
     "Restrictions",
     "Smallest",
     "advice",
+    "compare_plans",
     "diff_plans",
     "explain_plan",
     "json_schema",
     "layout_from_degrees",
     "load_inputs",
     "load_plan",
+    "load_sound_plans",
     "parse_restrictions",
     "plan_document",
+    "plan_for",
     "plan_of",
     "plan_smallest",
     "plan_text",
     "plan_training",
+    "question_of",
     "run_schedule",
     "save_plan",
     "schema_kinds",
@@ -73,24 +81,29 @@ _MODULES: Final = {
     "InterruptedSearchError": "planning",
     "ManualLayout": "manual",
     "NothingInTimeError": "planning",
+    "Objective": "objective",
     "Plan": "plan",
     "Planned": "planning",
     "Restrictions": "choices",
     "AfterSearch": "planning",
     "Smallest": "smallest",
     "advice": "advice",
+    "compare_plans": "compare",
     "diff_plans": "plan",
     "explain_plan": "explain",
     "json_schema": "planfile",
     "layout_from_degrees": "manual",
     "load_inputs": "inputs",
     "load_plan": "planreader",
+    "load_sound_plans": "compare",
     "parse_restrictions": "restrictions",
     "plan_document": "plandocument",
+    "plan_for": "objective",
     "plan_of": "plan",
     "plan_smallest": "smallest",
     "plan_text": "plandocument",
     "plan_training": "planning",
+    "question_of": "planning",
     "run_schedule": "schedulerun",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",

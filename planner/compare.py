@@ -1,23 +1,35 @@
-"""Two plans or more side by side: whether they can be compared, what they decide, what it costs."""
+"""Two plans or more side by side: whether they can be compared, what they decide, what it costs.
+
+Other work (another model, another batch) makes steps incomparable, another basis (calibration,
+precision, ...) their estimates. Another cluster is a difference like any other.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from planner.explain import memory_kinds, seconds_by_cause
 from planner.plan import diff_plans
+from planner.planreader import load_plan
+from profiles.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from planner.plan import Difference, Plan
 
-__all__ = ["Comparison", "Contender", "compare_plans"]
+__all__ = ["Comparison", "Contender", "compare_plans", "load_sound_plans"]
 
-# Inputs that make two steps different work, or two estimates different knowledge.
-SAME_WORK = ("model", "global_batch", "seq_len")
-SAME_BASIS = ("cluster", "calibration", "precision", "optimizer", "grad_dtype", "attention")
+SAME_WORK: Final = ("model", "global_batch", "seq_len")
+SAME_BASIS: Final = (
+    "calibration",
+    "precision",
+    "optimizer",
+    "grad_dtype",
+    "attention",
+    "fused_kernels",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +53,10 @@ class Contender:
         """Whether both do the same work under the same assumptions."""
         return not self.other_work and not self.other_basis
 
+    def passes(self, tolerance: float) -> bool:
+        """Whether it can be compared and is slower by no more than ``tolerance``, as 0.02."""
+        return self.comparable and self.slower <= tolerance
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -49,6 +65,23 @@ class Comparison:
     name: str
     plan: Plan
     others: tuple[Contender, ...]
+
+    @property
+    def plans(self) -> tuple[tuple[str, Plan], ...]:
+        """Every plan with its name, the first one first."""
+        return ((self.name, self.plan), *((each.name, each.plan) for each in self.others))
+
+
+def load_sound_plans(paths: Iterable[str]) -> tuple[list[tuple[str, Plan]], list[str]]:
+    """The plans of the files that are sound, by path, and a line on each of the others."""
+    sound, refused = [], []
+    for path in paths:
+        try:
+            sound.append((path, load_plan(path)))
+        except InputError as error:
+            more = len(error.problems) - 1
+            refused.append(f"{error.problems[0]}" + (f" (and {more} more)" if more else ""))
+    return sound, refused
 
 
 def compare_plans(plans: Sequence[tuple[str, Plan]]) -> Comparison:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
-from costmodel.estimate import estimate
+from costmodel.estimate import estimate, fit_limit
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import in_flight
 from planner.plan import diff_plans
-from planner.planning import InterruptedSearchError, plan_training
+from planner.planning import InterruptedSearchError, plan_training, question_of
+from planner.sensitivity import levers, sensitivity
 from profiles.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from costmodel.estimate import MemoryBytes, StepSplit
     from planner.plan import Difference, Plan
     from planner.search import Finalist
+    from planner.sensitivity import Lever, Shift
 
 __all__ = [
     "BubbleBinding",
@@ -48,10 +50,13 @@ class TimeBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBinding:
-    """The fullest stage: its device total against what is usable, and its largest kind."""
+    """The fullest stage: its device total against what is usable and against ``limit_bytes``, the
+    most that fits with the plan's probability; its largest kind.
+    """
 
     stage: int
     device_bytes: int
+    limit_bytes: int
     usable_bytes: int
     kind: str
     kind_bytes: int
@@ -114,6 +119,8 @@ class Explanation:
     schedule: ScheduleBinding | None
     bubble: BubbleBinding | None
     rivals: tuple[Rival, ...]
+    levers: tuple[Lever, ...]
+    shifts: tuple[Shift, ...]
 
 
 def explain_plan(
@@ -133,6 +140,8 @@ def explain_plan(
         schedule=_schedule(plan),
         bubble=_bubble(plan),
         rivals=tuple(rival_of(plan, each) for each in rivals),
+        levers=() if should_stop() else levers(plan),
+        shifts=sensitivity((plan, *rivals)),
     )
 
 
@@ -143,14 +152,8 @@ def _searched(
 ) -> tuple[Plan, ...]:
     """The best plans of the space that the plan came from, itself left out."""
     try:
-        planned = plan_training(
-            plan.inputs.with_training(micro_batch=None),
-            launcher=plan.launcher,
-            restrictions=None if plan.search is None else plan.search.restrictions,
-            min_fit=plan.min_fit,
-            should_stop=should_stop,
-            on_progress=on_progress,
-        )
+        inputs, space = question_of(plan)
+        planned = plan_training(inputs, **space, should_stop=should_stop, on_progress=on_progress)
     except (InfeasibleError, InterruptedSearchError):
         return ()
     found = (planned.plan, *planned.runners_up)
@@ -193,6 +196,7 @@ def _memory(plan: Plan) -> MemoryBinding:
     return MemoryBinding(
         stage=fullest.stage,
         device_bytes=fullest.memory.device_bytes,
+        limit_bytes=fit_limit(plan.inputs.context, plan.min_fit),
         usable_bytes=plan.inputs.context.usable_bytes,
         kind=kind,
         kind_bytes=kinds[kind],

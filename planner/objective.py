@@ -15,22 +15,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from planner.choices import Restrictions
-from planner.planning import Planned, find_plan
+from planner.planning import InterruptedSearchError, Planned, find_plan, plan_training
 from planner.smallest import part_of
 from planner.spend import spend_of
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from planner.inputs import Inputs
     from planner.plan import Plan
+    from profiles.target import Target
 
-__all__ = ["Choice", "Objective", "Target", "plan_for"]
+__all__ = ["Choice", "Objective", "plan_for"]
 
 
 class Objective(StrEnum):
@@ -43,32 +43,10 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """How long training goes on: ``samples`` of the data set, and the epochs that each global batch
-    needs; between those given, epochs are interpolated, beyond them they are not known.
-    """
-
-    samples: int
-    epochs: Mapping[int, float]
-
-    def steps(self, global_batch: int) -> float:
-        """Steps to the target. Raises ValueError beyond the table."""
-        return self.epochs_at(global_batch) * self.samples / global_batch
-
-    def epochs_at(self, global_batch: int) -> float:
-        """Epochs by straight lines between the table's batches."""
-        table = sorted(self.epochs.items())
-        for (low, below), (high, above) in pairwise(table):
-            if low <= global_batch <= high:
-                return below + (above - below) * (global_batch - low) / (high - low)
-        if global_batch in self.epochs:
-            return self.epochs[global_batch]
-        raise ValueError(f"epochs are given for batches from {table[0][0]} to {table[-1][0]}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One planned choice. ``value`` is what the objective counts (price, kWh or seconds)."""
+    """One planned choice. ``value`` is what the objective counts (price, kWh or seconds). On the
+    front no other choice is better in both ``value`` and ``step_s``.
+    """
 
     gpus: int
     global_batch: int
@@ -86,13 +64,15 @@ def plan_for(
     target: Target | None = None,
     **how: Any,
 ) -> list[Choice]:
-    """Every planned choice, the best by the objective first; empty if nothing fits. ``how`` as in
-    ``planner.planning.find_plan``.
+    """Every planned choice, the best by the objective first. ``how`` as in
+    ``planner.planning.find_plan``; interrupted, it is the choices so far.
 
     Cost and energy try the cluster and its halves, down to what still fits; time to target tries
-    the batches of its table. Raises InputError where prices, watts or the table are missing.
+    the batches of its table. Raises InputError where prices, watts or the table are missing,
+    InfeasibleError where nothing fits.
     """
     own = restrictions or Restrictions()
+    stop = how.get("should_stop", lambda: False)
     if objective is Objective.TIME_TO_TARGET:
         if target is None:
             message = "time-to-target needs the epochs of each global batch"
@@ -103,15 +83,48 @@ def plan_for(
         tried = [(inputs.with_training(global_batch=batch), own) for batch in batches]
     else:
         tried = [part_of(inputs, own, size) for size in _halves(inputs.cluster.num_gpus)]
-    found = []
+    _require_known(objective, inputs)
+    found: list[Choice] = []
     for part, restricted in tried:
-        planned = find_plan(part, restrictions=restricted, **how)
+        try:
+            planned = find_plan(part, restrictions=restricted, **how)
+        except InterruptedSearchError:
+            if not found:
+                raise
+            break
         if planned is not None:
             found.append(_choice(objective, planned, target))
         elif objective is not Objective.TIME_TO_TARGET:
             break  # fewer GPUs hold even less
+    if not found:
+        plan_training(tried[0][0], restrictions=restrictions, **how)  # says why
     found.sort(key=lambda choice: (choice.value, choice.step_s))
-    return [_marked(choice, found) for choice in found]
+    marked = [_marked(choice, found) for choice in found]
+    return [_chosen(marked[0], objective, complete=not stop()), *marked[1:]]
+
+
+def _chosen(choice: Choice, objective: Objective, *, complete: bool) -> Choice:
+    """The best choice, whose plan says what it is the best by."""
+    plan = choice.planned.plan
+    assert plan.search is not None
+    facts = replace(
+        plan.search, objective=objective.value, complete=plan.search.complete and complete
+    )
+    return replace(choice, planned=replace(choice.planned, plan=replace(plan, search=facts)))
+
+
+def _require_known(objective: Objective, inputs: Inputs) -> None:
+    """Raise InputError where a device of the cluster has no price or no watts."""
+    for node in {group.node: None for group in inputs.cluster.groups}:
+        if objective is Objective.COST and node.price_per_gpu_hour is None:
+            wanted = f"price_per_gpu_hour of {node.name}"
+            hint = "nodes of a cluster YAML say it"
+        elif objective is Objective.ENERGY and node.device.watts is None:
+            wanted, hint = f"watts of {node.device.name}", "devices of a cluster YAML say them"
+        else:
+            continue
+        message = f"{objective} needs the {wanted}"
+        raise InputError(Problem(where="--objective", message=message, hint=hint))
 
 
 def _halves(size: int) -> Iterator[int]:
@@ -139,11 +152,7 @@ def _value(objective: Objective, plan: Plan, target: Target | None) -> float:
     if objective is Objective.STEP_TIME:
         return plan.estimate.step_s
     value = spend.price_per_step if objective is Objective.COST else spend.kwh_per_step
-    if value is None:
-        wanted = "price_per_gpu_hour" if objective is Objective.COST else "watts of its devices"
-        message = f"the cluster {plan.inputs.cluster.name} does not say the {wanted}"
-        hint = "a cluster YAML can"
-        raise InputError(Problem(where="--objective", message=message, hint=hint))
+    assert value is not None  # _require_known
     return value
 
 

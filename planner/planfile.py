@@ -167,7 +167,7 @@ class CertificatePart(FileSchema):
 class SearchPart(FileSchema):
     """What the search found out."""
 
-    objective: Literal["step-time"]
+    objective: Literal["step-time", "cost", "energy", "time-to-target"]
     space: SpacePart
     candidates: Amount
     pruned: dict[str, Amount] = Field(description="Candidates by what excluded them.")

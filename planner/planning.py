@@ -26,6 +26,7 @@ __all__ = [
     "Planned",
     "find_plan",
     "plan_training",
+    "question_of",
 ]
 
 RUNNERS_UP: Final = 3
@@ -45,10 +46,13 @@ class NothingInTimeError(ParplanError):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan and the next best different ones, fastest first."""
+    """The best plan and the next best different ones, fastest first. ``tried``: every layout that
+    the search simulated and that fits.
+    """
 
     plan: Plan
     runners_up: tuple[Plan, ...]
+    tried: tuple[Plan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,18 @@ def find_plan(
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)
         finalists = [mixed, *finalists[: max(1, runners_up)]]
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in finalists)
-    return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+    tried = tuple(_plan(inputs, each, launcher, min_fit) for each in result.tried)
+    return Planned(plan=replace(best, search=facts), runners_up=tuple(others), tried=tried)
+
+
+def question_of(plan: Plan) -> tuple[Inputs, dict[str, Any]]:
+    """What a plan was the answer to: its inputs, and the space as keywords of ``plan_training``."""
+    space = {
+        "launcher": plan.launcher,
+        "restrictions": None if plan.search is None else plan.search.restrictions,
+        "min_fit": plan.min_fit,
+    }
+    return plan.inputs.with_training(micro_batch=None), space
 
 
 def _space(inputs: Inputs, launcher: str, restrictions: Restrictions | None) -> SearchSpace:

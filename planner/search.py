@@ -73,6 +73,7 @@ class SearchResult:
     ``bound_s``: no layout of the space is faster. ``gap`` is (step - bound) / step. ``proven``:
     the gap is zero. ``pruned`` counts candidates by what excluded them, ``refused`` what the
     space left out, by rule. ``complete`` is False when the search was stopped from outside.
+    ``tried`` is every simulated layout that fits.
     """
 
     finalists: tuple[Finalist, ...]
@@ -83,6 +84,7 @@ class SearchResult:
     pruned: dict[str, int]
     refused: dict[str, int]
     complete: bool
+    tried: tuple[Finalist, ...] = ()
 
     @property
     def best(self) -> Finalist | None:
@@ -155,6 +157,7 @@ class SearchRun:
     candidates: int = 0
     visited: int = 0
     simulated: int = 0
+    tried: list[Finalist] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.bounds = CandidateBounds(self.context, min_fit=self.min_fit)
@@ -332,7 +335,10 @@ class SearchRun:
             if cost.fit_probability >= self.min_fit:
                 self.simulated += 1
                 own = cost.estimate(min_fit=self.min_fit)
-                return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
+                self.tried.append(
+                    Finalist(candidate=problem.candidate, layout=layout, estimate=own)
+                )
+                return self.tried[-1]
             problem = problem.with_less(cost.fullest)
             again = self.cuts(problem, bound_s, self.worth_s)
             if not again:
@@ -348,7 +354,8 @@ class SearchRun:
             return None
         self.simulated += 1
         own = cost.estimate(min_fit=self.min_fit)
-        return Finalist(candidate=problem.candidate, layout=layout, estimate=own)
+        self.tried.append(Finalist(candidate=problem.candidate, layout=layout, estimate=own))
+        return self.tried[-1]
 
     def keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""
@@ -381,6 +388,7 @@ class SearchRun:
             pruned=pruned,
             refused=dict(self.space.refused),
             complete=complete,
+            tried=tuple(self.tried),
         )
 
 

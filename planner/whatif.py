@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.choices import Restrictions
 from planner.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.plan import layout_choices
+from planner.plandocument import restrictions_document
 from planner.planning import plan_training
 from planner.spend import spend_of
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
@@ -28,7 +30,6 @@ from profiles.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from planner.choices import Restrictions
     from planner.plan import Plan
     from profiles.cluster import ClusterSpec
 
@@ -47,13 +48,13 @@ class Case:
 
     changes: dict[str, str]
 
-    def key(self, base: Inputs, restrictions: Restrictions | None, launcher: str) -> str:
+    def key(self, base: Inputs, restrictions: Restrictions | None, *asked_for: object) -> str:
         """What an earlier answer must have been asked for to be the answer to this case."""
         asked = [
             *(fingerprint(each) for each in (base.model, base.cluster, base.training)),
             fingerprint(base.calibration),
-            repr(restrictions),
-            launcher,
+            _stated(restrictions),
+            *asked_for,
             sorted(self.changes.items()),
         ]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
@@ -118,6 +119,7 @@ def run_cases(
     *,
     launcher: str = "any",
     restrictions: Restrictions | None = None,
+    min_fit: float = 0.9,
     weak_scaling: bool = False,
     known: Mapping[str, Outcome] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -129,7 +131,7 @@ def run_cases(
     """
     changed = [(case, _changed(base, case, weak=weak_scaling)) for case in wanted]
     for case, inputs in changed:
-        key = case.key(base, restrictions, f"{launcher} {weak_scaling}")
+        key = case.key(base, restrictions, launcher, min_fit, weak_scaling)
         if known is not None and key in known:
             yield known[key]
             continue
@@ -140,6 +142,7 @@ def run_cases(
                 inputs,
                 launcher=launcher,
                 restrictions=restrictions,
+                min_fit=min_fit,
                 runners_up=0,
                 should_stop=should_stop,
             )
@@ -149,6 +152,11 @@ def run_cases(
         if should_stop():
             return  # half searched: not an answer to keep
         yield Outcome(key=key, changes=case.changes, found=_numbers(planned.plan))
+
+
+def _stated(restrictions: Restrictions | None) -> dict[str, Any]:
+    """Restrictions in an order that is the same in every process."""
+    return restrictions_document(restrictions or Restrictions())
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:

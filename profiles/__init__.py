@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from profiles.profileimport import import_profile
     from profiles.readtopology import read_topology
     from profiles.reference import load_model_or_cluster
+    from profiles.target import load_target
     from profiles.training import TrainingSpec
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "load_cluster",
     "load_model",
     "load_model_or_cluster",
+    "load_target",
     "load_training",
     "read_topology",
     "refuse_to_overwrite",
@@ -53,6 +55,7 @@ _MODULES: Final = {
     "ModelSpec": "profiles.model",
     "TrainingSpec": "profiles.training",
     "import_profile": "profiles.profileimport",
+    "load_target": "profiles.target",
     "load_model_or_cluster": "profiles.reference",
     "read_topology": "profiles.readtopology",
     "refuse_to_overwrite": "profiles.outputfile",

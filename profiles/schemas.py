@@ -9,6 +9,7 @@ from profiles.clusterfile import ClusterFile
 from profiles.hardwarefile import DeviceFile, NodeFile
 from profiles.measuredfile import ProfileFile
 from profiles.modelfile import CatalogModelFile, ModelFile
+from profiles.target import TargetFile
 from profiles.trainingfile import TrainingFile
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ SCHEMAS: Final[dict[str, type[FileSchema]]] = {
     "training": TrainingFile,
     "calibration": CalibrationFile,
     "profile": ProfileFile,
+    "target": TargetFile,
 }
 
 

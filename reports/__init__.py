@@ -15,9 +15,13 @@ if TYPE_CHECKING:
         plan_answer,
         smallest_answer,
     )
+    from reports.choices import choices_answer, choices_report
+    from reports.comparison import comparison_answer, comparison_report
     from reports.facts import facts_of
+    from reports.html import comparison_page, plan_page, require_pages
     from reports.launchers import check_report
     from reports.schedule import schedule_answer, schedule_report
+    from reports.sweep import sweep_answer, sweep_progress, sweep_report
     from reports.terminal import (
         discard_stdout,
         print_report,
@@ -41,6 +45,11 @@ __all__ = [
     "catalog_answer",
     "catalog_report",
     "check_report",
+    "choices_answer",
+    "choices_report",
+    "comparison_answer",
+    "comparison_page",
+    "comparison_report",
     "discard_stdout",
     "estimate_answer",
     "estimate_report",
@@ -50,13 +59,18 @@ __all__ = [
     "facts_report",
     "json_text",
     "plan_answer",
+    "plan_page",
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "require_pages",
     "schedule_answer",
     "schedule_report",
     "smallest_answer",
     "smallest_report",
+    "sweep_answer",
+    "sweep_progress",
+    "sweep_report",
     "trace_answer",
     "until_interrupt",
 ]
@@ -67,17 +81,27 @@ _MODULES: Final = {
     "calibration_report": "accuracy",
     "catalog_answer": "answers",
     "check_report": "launchers",
+    "choices_answer": "choices",
+    "choices_report": "choices",
+    "comparison_answer": "comparison",
+    "comparison_page": "html",
+    "comparison_report": "comparison",
     "discard_stdout": "terminal",
     "estimate_answer": "answers",
     "explain_answer": "answers",
     "facts_of": "facts",
     "json_text": "answers",
     "plan_answer": "answers",
+    "plan_page": "html",
     "print_report": "terminal",
+    "require_pages": "html",
     "progress_on_stderr": "terminal",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",
+    "sweep_answer": "sweep",
+    "sweep_progress": "sweep",
+    "sweep_report": "sweep",
     "trace_answer": "trace",
     "until_interrupt": "terminal",
 }

@@ -10,14 +10,19 @@ from costmodel.layout import describe_ranks
 from planner.advice import advice
 from planner.explain import memory_kinds, rival_of, seconds_by_cause
 from planner.plan import layer_ranges, layout_choices, stage_layers
-from planner.plandocument import restrictions_document
+from planner.plandocument import plan_document, restrictions_document
+from planner.spend import spend_of
+from reports.words import layout_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.estimate import StageEstimate
     from planner.certificate import Certificate
     from planner.explain import Explanation, Rival
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.sensitivity import Shift
     from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
@@ -27,6 +32,7 @@ __all__ = [
     "explain_answer",
     "json_text",
     "plan_answer",
+    "sensitivity_answer",
     "smallest_answer",
 ]
 
@@ -42,6 +48,7 @@ TOTALS = (
     "fits",
     "fit_probability",
 )
+COSTED = ("estimate", "search")
 
 
 def json_text(answer: dict[str, Any] | list[Any]) -> str:
@@ -50,10 +57,14 @@ def json_text(answer: dict[str, Any] | list[Any]) -> str:
 
 
 def estimate_answer(plan: Plan) -> dict[str, Any]:
-    """Totals, seconds by cause, stages, and what the numbers rest on."""
+    """Totals, seconds by cause, stages, and what the numbers rest on. ``plan`` is the plan file
+    without what it estimates.
+    """
     own = plan.estimate
     return {
         **{name: getattr(own, name) for name in TOTALS},
+        "usable_bytes": plan.inputs.context.usable_bytes,
+        "spend": asdict(spend_of(plan)),
         "split": seconds_by_cause(own.split),
         "stages": [_stage(plan, stage) for stage in own.stages],
         "knowledge": own.knowledge,
@@ -61,16 +72,27 @@ def estimate_answer(plan: Plan) -> dict[str, Any]:
         "layout": _layout(plan),
         "notes": list(plan.notes),
         "advice": list(advice(plan)),
+        "plan": {key: part for key, part in plan_document(plan).items() if key not in COSTED},
     }
 
 
 def plan_answer(planned: Planned, *, cpu_s: float) -> dict[str, Any]:
-    """The estimate of the best plan, what the search found out, and the runners-up."""
+    """The estimate of the best plan, what the search found out, the runners-up, and every layout
+    that was simulated and fits.
+    """
     plan = planned.plan
     return {
         **estimate_answer(plan),
         "search": _search(plan, cpu_s),
         "runners_up": [_rival(rival_of(plan, other)) for other in planned.runners_up],
+        "tried": [
+            {
+                "step_s": each.estimate.step_s,
+                "peak_mem_bytes": each.estimate.peak_mem_bytes,
+                "layout": layout_words(each.layout),
+            }
+            for each in planned.tried
+        ],
     }
 
 
@@ -96,6 +118,7 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
             "memory": {
                 "stage": memory.stage,
                 "device_bytes": memory.device_bytes,
+                "limit_bytes": memory.limit_bytes,
                 "usable_bytes": memory.usable_bytes,
                 "part": memory.part,
                 "kind": memory.kind,
@@ -104,9 +127,16 @@ def explain_answer(explanation: Explanation) -> dict[str, Any]:
             "schedule": None if explanation.schedule is None else asdict(explanation.schedule),
             "bubble": None if explanation.bubble is None else asdict(explanation.bubble),
         },
+        "levers": [asdict(lever) for lever in explanation.levers],
         "search": _search(plan, None),
         "runners_up": [_rival(rival) for rival in explanation.rivals],
+        "sensitivity": sensitivity_answer(explanation.shifts),
     }
+
+
+def sensitivity_answer(shifts: Sequence[Shift]) -> list[dict[str, Any]]:
+    """The plan and its runners-up under other inputs: ``best`` is a position among them."""
+    return [{**asdict(each), "changes_choice": each.changes_choice} for each in shifts]
 
 
 def _stage(plan: Plan, stage: StageEstimate) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from rich.text import Text
 
 from planner.advice import advice
 from planner.explain import rival_of
+from planner.spend import spend_of
+from profiles.units import GIB
 from reports.facts import human_facts
 from reports.tables import catalog_table, facts_table, memory_table, split_table, stage_table
 from reports.words import (
@@ -17,30 +19,39 @@ from reports.words import (
     layout_words,
     per_cent,
     seconds,
+    shift_words,
+    spend_words,
     training_words,
     verdict,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from planner.certificate import Certificate
     from planner.explain import BubbleBinding, Explanation, Rival, ScheduleBinding
     from planner.plan import Plan
     from planner.planning import Planned
+    from planner.sensitivity import Lever
     from planner.smallest import Smallest
     from profiles.catalog import CatalogEntry
 
 __all__ = [
+    "by_cause",
     "catalog_report",
+    "differences",
     "estimate_report",
     "explain_report",
     "facts_report",
     "plan_report",
+    "search_report",
     "smallest_report",
 ]
 
 Report = list["RenderableType"]
+LITTLE = 0.05 * GIB
 UNSAID = ("num_microbatches", "stage_layers", "recompute")
 
 
@@ -51,7 +62,7 @@ def plan_report(planned: Planned) -> Report:
     return [
         *estimate_report(plan, assumptions=False),
         *_rivals(rivals),
-        *_search(plan),
+        *search_report(plan),
         *_assumptions(plan),
     ]
 
@@ -75,13 +86,24 @@ def estimate_report(plan: Plan, *, assumptions: bool = True) -> Report:
         stage_table(plan),
         _three_totals(plan),
         split_table(plan),
+        *_spend(plan),
     ]
     return [*report, *_assumptions(plan)] if assumptions else report
+
+
+def _spend(plan: Plan) -> Report:
+    """What a step costs, where price or power are known."""
+    words = spend_words(spend_of(plan))
+    return [f"Cost: {words}\n"] if words else []
 
 
 def explain_report(explanation: Explanation) -> Report:
     """Where time and memory go, what binds, and why the next best plans lost."""
     plan, time, memory = explanation.plan, explanation.time, explanation.memory
+    free = memory.limit_bytes - memory.device_bytes
+    room = f"{gib(free)} are left" if free >= 0 else f"{gib(-free)} too much"
+    if 0 <= free < LITTLE:
+        room = "it is full"
     binding = [
         (
             f"Time: beside compute, most goes to {CAUSES[time.cause]}, {seconds(time.seconds)} or "
@@ -90,7 +112,8 @@ def explain_report(explanation: Explanation) -> Report:
         (
             f"Memory: stage {memory.stage} is fullest, {gib(memory.device_bytes)} of "
             f"{gib(memory.usable_bytes)} ({per_cent(memory.part)}); most is "
-            f"{KINDS[memory.kind]}, {gib(memory.kind_bytes)}."
+            f"{KINDS[memory.kind]}, {gib(memory.kind_bytes)}. Up to {gib(memory.limit_bytes)} fit "
+            f"with probability {plan.min_fit:g}: {room}."
         ),
     ]
     return [
@@ -105,8 +128,10 @@ def explain_report(explanation: Explanation) -> Report:
         *_schedule(explanation.schedule),
         *_bubble(explanation.bubble, explanation.plan.layout.num_stages),
         "",
+        *_levers(explanation.levers),
         *_rivals(list(explanation.rivals), causes=True),
-        *_search(plan),
+        *_sensitivity(explanation),
+        *search_report(plan),
         *_assumptions(plan),
     ]
 
@@ -134,6 +159,32 @@ def _bubble(own: BubbleBinding | None, stages: int) -> Report:
         f"batch {own.cure_global_batch:,}) would leave {per_cent(own.cure_idle)}."
     )
     return [told]
+
+
+def _levers(found: Sequence[Lever]) -> Report:
+    """What would make the plan faster, as tried."""
+    report: Report = [_title("What would make it faster, tried with the same degrees")]
+    for each in found:
+        how = ", by another layout" if each.relayout else ""
+        report.append(f"{per_cent(each.faster)}: {each.change}{how}")
+    return [*report, "" if found else "nothing that was tried\n"]
+
+
+def _sensitivity(explanation: Explanation) -> Report:
+    """Whether another of the plans shown would win if inputs were a little other."""
+    if not explanation.rivals:
+        return []
+    plans = (explanation.plan, *(rival.plan for rival in explanation.rivals))
+    report: Report = [_title("Would another of these win?")]
+    for each in explanation.shifts:
+        if each.changes_choice:
+            winner = (
+                "none of them fits" if each.best is None else layout_words(plans[each.best].layout)
+            )
+            report.append(f"with {shift_words(each)}: {winner}")
+    if len(report) == 1:
+        report.append("Not with bandwidth, efficiency or memory lower or higher by 10 %.")
+    return [*report, ""]
 
 
 def facts_report(facts: dict[str, Any]) -> Report:
@@ -174,25 +225,29 @@ def _rivals(rivals: list[Rival], *, causes: bool = False) -> Report:
         return []
     report: Report = [_title("Next best")]
     for rival in rivals:
-        said = [str(each) for each in rival.differences if each.choice not in UNSAID]
-        unsaid = {each.choice for each in rival.differences}
-        said += [f"another {word}" for key, word in _OTHER.items() if key in unsaid]
         part = rival.slower_s / (rival.plan.estimate.step_s - rival.slower_s)
         sign = "slower" if rival.slower_s >= 0 else "FASTER"
         report.append(
             f"{seconds(abs(rival.slower_s))} ({per_cent(abs(part))}) {sign}: "
             f"{layout_words(rival.plan.layout)}"
         )
-        report.append(f"  {', '.join(said)}")
+        report.append(f"  {', '.join(differences(rival))}")
         if causes:
-            report.append(f"  {_by_cause(rival)}")
+            report.append(f"  {by_cause(rival)}")
     return [*report, ""]
+
+
+def differences(rival: Rival) -> list[str]:
+    """What a rival decides differently, in words."""
+    said = [str(each) for each in rival.differences if each.choice not in UNSAID]
+    unsaid = {each.choice for each in rival.differences}
+    return said + [f"another {word}" for key, word in _OTHER.items() if key in unsaid]
 
 
 _OTHER = {"stage_layers": "cut", "recompute": "recomputation"}
 
 
-def _by_cause(rival: Rival) -> str:
+def by_cause(rival: Rival) -> str:
     """What it loses and what it gains, the largest first."""
     shown = sorted(rival.by_cause_s.items(), key=lambda item: -abs(item[1]))
     lost = [f"+{seconds(value)} {CAUSES[cause]}" for cause, value in shown if value > _NOTICED]
@@ -203,7 +258,8 @@ def _by_cause(rival: Rival) -> str:
 _NOTICED = 1e-4
 
 
-def _search(plan: Plan) -> Report:
+def search_report(plan: Plan) -> Report:
+    """What was searched, and what that shows."""
     facts = plan.search
     if facts is None:
         return []

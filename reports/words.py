@@ -13,16 +13,23 @@ if TYPE_CHECKING:
 
     from costmodel.layout import Layout
     from planner.plan import Plan
+    from planner.sensitivity import Shift
+    from planner.spend import Spend
 
 __all__ = [
     "CAUSES",
     "KINDS",
+    "duration",
+    "energy",
     "gib",
     "layout_words",
+    "money",
     "per_cent",
     "rate",
     "recompute_words",
     "seconds",
+    "shift_words",
+    "spend_words",
     "training_words",
     "verdict",
 ]
@@ -51,6 +58,8 @@ KINDS: Final = {
     "context": "context",
 }
 MILLI: Final = 1e-3
+HOUR_S: Final = 3600
+DAY_S: Final = 24 * HOUR_S
 
 
 def seconds(value: float) -> str:
@@ -60,6 +69,14 @@ def seconds(value: float) -> str:
     if abs(value) >= 1 or value == 0:
         return f"{value:.3g} s"
     return f"{value / MILLI:.3g} ms"
+
+
+def duration(value: float) -> str:
+    """Seconds that may be days: ``3.2 days``, ``5.1 hours``, ``58.4 s``."""
+    for unit, size in (("days", DAY_S), ("hours", HOUR_S)):
+        if value >= 2 * size:
+            return f"{value / size:,.3g} {unit}"
+    return seconds(value)
 
 
 def gib(size: float) -> str:
@@ -75,6 +92,34 @@ def rate(bytes_per_s: float) -> str:
 def per_cent(part: float) -> str:
     """``49.1 %``."""
     return f"{100 * part:.1f} %"
+
+
+def money(price: float) -> str:
+    """``1,204``, ``3.62``, ``0.00181``: whatever the currency of the cluster file."""
+    return f"{price:,.0f}" if price >= 1000 else f"{price:#.3g}"  # noqa: PLR2004 - as for seconds
+
+
+def energy(kwh: float) -> str:
+    """``1.24 kWh``, ``3.1 Wh``."""
+    return f"{kwh:,.3g} kWh" if kwh >= 1 else f"{kwh / MILLI:,.3g} Wh"
+
+
+def spend_words(spend: Spend) -> str:
+    """Price and energy of a step and of a million tokens, as far as they are known."""
+    parts = []
+    if spend.price_per_step is not None and spend.price_per_million_tokens is not None:
+        per_step, per_million = spend.price_per_step, spend.price_per_million_tokens
+        parts.append(f"price {money(per_step)} a step, {money(per_million)} a million tokens")
+    if spend.kwh_per_step is not None and spend.kwh_per_million_tokens is not None:
+        per_step, per_million = spend.kwh_per_step, spend.kwh_per_million_tokens
+        parts.append(f"energy {energy(per_step)} a step, {energy(per_million)} a million tokens")
+    return "; ".join(parts)
+
+
+def shift_words(shift: Shift) -> str:
+    """``10 % less bandwidth``."""
+    more = "more" if shift.factor > 1 else "less"
+    return f"{100 * abs(shift.factor - 1):.0f} % {more} {shift.what}"
 
 
 def layout_words(layout: Layout) -> str:

@@ -22,7 +22,7 @@ def test_the_wheel_holds_exactly_the_packages_and_their_data(tmp_path):
     held = {name for name in names if ".dist-info/" not in name}
     wanted = {"cli.py"}
     for package in PACKAGES:
-        for suffix in ("*.py", "*.yaml", "*.csv", "*.txt"):
+        for suffix in ("*.py", "*.yaml", "*.csv", "*.txt", "page/*"):
             wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / package).rglob(suffix)}
     assert held == wanted
     assert any(name.endswith("data/models/llama3-70b.yaml") for name in held)

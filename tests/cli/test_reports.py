@@ -9,6 +9,7 @@ from plansamples import sample_estimate, sample_layout, sample_plan
 
 from planner import explain_plan
 from planner.planning import Planned
+from planner.sensitivity import Lever, Shift, Stated
 from profiles import catalog_names, load_cluster, load_model
 from reports import (
     catalog_report,
@@ -50,7 +51,23 @@ def test_the_text_of_an_estimate_that_does_not_fit(printed, snapshot):
 
 
 def test_the_text_of_an_explanation(printed, rival, snapshot):
-    assert printed(explain_report(explain_plan(sample_plan(), (rival,)))) == snapshot
+    levers = (
+        Lever(change="10 % faster GEMMs and attention", faster=0.081, relayout=False),
+        Lever(change="10 % more memory a device", faster=0.012, relayout=True),
+    )
+    shifts = tuple(
+        Shift(
+            what=what,
+            factor=0.9,
+            step_s=(8.0, 8.1),
+            fits=(best == 0, True),
+            relayout=(False, best == 1),
+            best=best,
+        )
+        for what, best in ((Stated.BANDWIDTH, 0), (Stated.MEMORY, 1))
+    )
+    explained = replace(explain_plan(sample_plan(), (rival,)), levers=levers, shifts=shifts)
+    assert printed(explain_report(explained)) == snapshot
 
 
 def test_the_text_of_an_interrupted_search(printed):

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = {  # and their commands, at least
     "README.md": 1,
-    "docs/tutorial/first-plan.md": 6,
+    "docs/tutorial/first-plan.md": 7,
     "docs/how-to/describe-your-cluster.md": 3,
     "docs/how-to/read-a-topology.md": 4,
     "docs/how-to/export-to-megatron.md": 6,
@@ -26,6 +26,10 @@ PAGES = {  # and their commands, at least
     "docs/how-to/export-to-deepspeed.md": 7,
     "docs/how-to/export-to-accelerate.md": 7,
     "docs/how-to/export-to-galvatron.md": 5,
+    "docs/how-to/compare-plans.md": 3,
+    "docs/how-to/ask-what-if.md": 3,
+    "docs/how-to/plan-for-cost-or-a-target.md": 2,
+    "docs/how-to/share-a-report.md": 1,
 }
 BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 
@@ -68,6 +72,8 @@ def test_every_block_of_the_page_is_true(page, tmp_path):
         command, _, shown = body.partition("\n")
         assert_shows(run(command.removeprefix("$ "), tmp_path), shown)
         commands += 1
+        for made in re.findall(r"^written: (.*)", shown, re.MULTILINE):
+            assert (tmp_path / made).stat().st_size > 0
     assert commands >= PAGES[page]
 
 

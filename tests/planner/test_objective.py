@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner import load_inputs
-from planner.objective import Objective, Target, plan_for
+from planner.objective import Objective, plan_for
 from planner.spend import spend_of
 from profiles.cluster import NodeGroup
 from profiles.errors import InputError
+from profiles.target import Target
 
 
 def inputs(cluster="2x8xh100-80g", price=3.0, batch=64):
@@ -57,7 +58,7 @@ def test_the_front_has_no_dominated_point():
 
 
 def test_a_cluster_without_a_price_says_what_is_missing():
-    with pytest.raises(InputError, match="does not say the price_per_gpu_hour"):
+    with pytest.raises(InputError, match="price_per_gpu_hour of"):
         plan_for(Objective.COST, inputs(price=None))
 
 
@@ -87,3 +88,18 @@ def test_epochs_between_two_batches_lie_on_a_line_and_beyond_them_are_not_known(
     assert target.steps(6144) == pytest.approx(15.0 * 1000 / 6144)
     with pytest.raises(ValueError, match="512 to 16384"):
         target.epochs_at(256)
+
+
+def test_interrupted_it_is_the_best_of_the_choices_so_far():
+    searches = []
+
+    def stop():
+        return len(searches) > 1
+
+    def tell(visited, _best, _bound_s):
+        if visited == 1:
+            searches.append(visited)
+
+    (only,) = plan_for(Objective.ENERGY, inputs(), should_stop=stop, on_progress=tell)
+    assert only.gpus == 16
+    assert not only.planned.plan.search.complete
