@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Axis
 from executor.models.tensorgroup import ALONE, TensorGroup
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from costmodel.layout import Layout, Strategy
 
 __all__ = ["RankMesh", "shards"]
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pp", "dp_replicate", "dp_shard", "tp"
+WORLD: Final = "world"
 NAMES: Final = {Axis.PP: (PIPELINE,), Axis.DP: (REPLICAS, SHARDS), Axis.TP: (TENSOR,)}
 Division = tuple[int, int, int]  # tp, dp, ranks over which states are sharded
 
@@ -75,6 +75,20 @@ class RankMesh:
         mesh = self._first
         outer, inner = mesh.get_local_rank(REPLICAS), mesh.get_local_rank(SHARDS)
         return outer * mesh[SHARDS].size() + inner
+
+    @property
+    def axes(self) -> dict[frozenset[int], str]:
+        """The groups of this rank and the axes that they are."""
+        found = {frozenset(range(self.layout.mesh.num_ranks)): WORLD}
+        for mesh in self._meshes.values():
+            for name in (PIPELINE, REPLICAS, SHARDS, TENSOR):
+                found[frozenset(dist.get_process_group_ranks(mesh.get_group(name)))] = name
+        return found
+
+    @property
+    def whole_axis(self) -> str:
+        """The axis that all ranks are on, if there is one."""
+        return self.axes[frozenset(range(self.layout.mesh.num_ranks))]
 
     @property
     def tensor_rank(self) -> int:

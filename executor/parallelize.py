@@ -84,6 +84,19 @@ class DataParallel:
                 layer.set_force_sum_reduction_for_comms(True)
         if self.units:  # a root, whose layers share streams and prefetch one another
             fully_shard(chain, mesh=mesh.replicas(self.units[0][1]), reshard_after_forward=False)
+            self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Backward, each unit gathers the one before it. Left alone, FSDP follows the order of
+        forward passes, in which the first layer of one micro-batch comes behind the last of
+        another: it would gather that once more than needed.
+        """
+        units = [unit for unit, _ in self.units]
+        for number, unit in enumerate(units):
+            before = units[max(0, number - 1)]
+            unit.set_modules_to_backward_prefetch([before])
+        if self.chain.is_tied:
+            units[0].set_modules_to_backward_prefetch([units[-1]])
 
     def set_last_backward(self, *, last: bool) -> None:
         """Before the backward pass of a micro-batch: whether it is the step's last."""
@@ -93,15 +106,12 @@ class DataParallel:
             layer.set_requires_all_reduce(last, recurse=False)
             keeps = strategy.zero < WEIGHTS_SHARDED
             layer.set_reshard_after_backward(last or not keeps, recurse=False)
-        if self.units:
-            assert isinstance(self.chain, FSDPModule)
-            self.chain.set_is_last_backward(last)
 
 
 def _units(chain: Chain) -> Iterator[tuple[list[nn.Module], Strategy]]:
     """Layers that are wrapped together, and their strategy."""
     layers = dict(chain.layers.items())
-    if chain.holds_both_ends and chain.head.projection is chain.embedding.tokens:
+    if chain.is_tied:
         head = layers.pop("head")
         yield [layers.pop("embedding"), head], chain.strategies["embedding"]
     for name, layer in layers.items():

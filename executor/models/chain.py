@@ -54,7 +54,9 @@ class Chain(nn.Module):
                         spec, group, span.strategy.recompute, num_blocks=model.num_blocks
                     )
                 self.layers[name] = layer
-        if self.holds_both_ends and model.tied:
+        both = "embedding" in self.layers and "head" in self.layers
+        self.is_tied = both and model.tied  # with itself; other chunks have copies
+        if self.is_tied:
             self.head.tie(self.embedding)
 
     @property
@@ -70,11 +72,6 @@ class Chain(nn.Module):
         layer = self.layers["head"]
         assert isinstance(layer, NativeHead)
         return layer
-
-    @property
-    def holds_both_ends(self) -> bool:
-        """Whether embedding and head are both here."""
-        return "embedding" in self.layers and "head" in self.layers
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens or residual stream -> residual stream, or with the head the loss."""

@@ -89,7 +89,7 @@ def _summed(x: Tensor, tp: TensorGroup) -> Tensor:
 def _gathered(x: Tensor, tp: TensorGroup) -> Tensor:
     """(batch, part of a sequence, ...) of each rank -> (batch, sequence, ...)."""
     parts = x.new_empty((tp.size * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=tp.group)
+    dist.all_gather_single(parts, x.contiguous(), group=tp.group)
     return parts.unflatten(0, (tp.size, -1)).transpose(0, 1).flatten(1, 2)
 
 
@@ -97,7 +97,7 @@ def _scattered(x: Tensor, tp: TensorGroup) -> Tensor:
     """The inverse, summed over ranks."""
     parts = x.unflatten(1, (tp.size, -1)).transpose(0, 1).flatten(0, 1)
     own = x.new_empty((x.shape[0], x.shape[1] // tp.size, *x.shape[2:]))
-    dist.reduce_scatter_tensor(own, parts, group=tp.group)
+    dist.reduce_scatter_single(own, parts, group=tp.group)
     return own
 
 
