@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,26 +15,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Recipe", "learning_rate", "make_optimizer"]
+    from executor.job import Recipe
+
+__all__ = ["learning_rate", "make_optimizer"]
 
 MATRIX = 2  # dims of a parameter that decays
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How weights are updated. The rate rises over ``warmup`` steps to ``lr``, then falls along a
-    cosine to ``least`` of it at the end of the run. ``clip``: greatest norm of the gradients, 0
-    for none.
-    """
-
-    lr: float = 3e-4
-    warmup: int = 0
-    least: float = 0.1
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    momentum: float = 0.9
-    seed: int = 0
 
 
 def learning_rate(recipe: Recipe, step: int, num_steps: int) -> float:

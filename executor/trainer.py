@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from costmodel.layout import Layout
-    from executor.optimizer import Recipe
+    from executor.job import Recipe
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 

@@ -15,7 +15,8 @@ from costmodel.schedules import SCHEDULES
 __all__ = ["LAUNCHERS", "LauncherRules", "Mixing"]
 
 # torch.distributed.pipelining; its split backward passes give wrong gradients beside FSDP2 that
-# frees parameters after the forward pass (ZeRO-3).
+# frees parameters after the forward pass (ZeRO-3), or reduces gradients in every micro-batch
+# (ZeRO-2) before the weight passes have made them.
 OF_TORCH = (
     "gpipe",
     "1f1b",
@@ -41,7 +42,8 @@ class LauncherRules:
     ``schedules``: those that it runs. Of these the search tries ``searched``, and those whose use
     is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
     ``split_zero``: ZeRO stages that may run beside split backward passes. ``mixes_degrees``:
-    layers of one job may differ in tp, dp and ZeRO stage.
+    layers of one job may differ in tp, dp and ZeRO stage. ``full_pipelines``: 1F1B needs at least
+    as many micro-batches as stages. ``planner.native`` has more rules of the native executor.
     """
 
     name: str
@@ -53,6 +55,7 @@ class LauncherRules:
     shard_subgroups: bool = True
     mixing: Mixing = Mixing.WHOLE_MODEL
     mixes_degrees: bool = False
+    full_pipelines: bool = False
     selective: bool = True
     uneven_stages: bool = True
     replicates_kv_heads: bool = False
@@ -78,9 +81,12 @@ LAUNCHERS = {
             name="native",
             schedules=OF_TORCH,
             searched=("1f1b", "interleaved-1f1b", "zbv"),
-            split_zero=(0, 1, 2),
+            split_zero=(0, 1),
             mixing=Mixing.PER_LAYER,
-            mixes_degrees=True,
+            full_pipelines=True,
+            context=False,
+            experts=False,
+            expert_tensor=False,
         ),
         LauncherRules(
             name="megatron",

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.feasibility import explain_infeasible
+from planner.native import model_problems, training_problems
 from planner.plan import Plan, SearchFacts
 from planner.search import search
 from planner.space import Restrictions, SearchSpace
-from profiles.errors import ExitCode, ParplanError
+from profiles.errors import ExitCode, InputError, ParplanError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["InterruptedSearchError", "Planned", "find_plan", "plan_training"]
 
 RUNNERS_UP: Final = 3
+NATIVE: Final = "native"
 
 
 class InterruptedSearchError(ParplanError):
@@ -71,6 +73,8 @@ def find_plan(
     on_progress: Callable[[int, Finalist | None, float], None] | None = None,
 ) -> Planned | None:
     """As ``plan_training``, but None where nothing fits."""
+    if launcher == NATIVE:
+        _refuse_what_native_lacks(inputs)
     result = search(
         inputs.context,
         _space(inputs, launcher, restrictions),
@@ -88,6 +92,21 @@ def find_plan(
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
     best, *others = (_plan(inputs, each, launcher, min_fit) for each in result.finalists)
     return Planned(plan=replace(best, search=facts), runners_up=tuple(others))
+
+
+def _refuse_what_native_lacks(inputs: Inputs) -> None:
+    """Raise ``InputError`` where no layout could be executed."""
+    problems = {
+        f"model {inputs.model.name}": model_problems(inputs.model, inputs.training),
+        "training": training_problems(inputs.training),
+    }
+    found = [
+        Problem(where=where, message=f"{message} (launcher native)")
+        for where, messages in problems.items()
+        for message in messages
+    ]
+    if found:
+        raise InputError(found)
 
 
 def _space(inputs: Inputs, launcher: str, restrictions: Restrictions | None) -> SearchSpace:

@@ -347,6 +347,9 @@ class SearchSpace:
             )
             if name in NARROW and not NARROW[name](job):
                 continue
+            if self.rules.full_pipelines and name == "1f1b" and microbatches < pp:
+                self.refused["fewer micro-batches than stages"] += 1
+                continue
             for chunks in SCHEDULES[name].chunks or range(2, min(LARGEST_CHUNKS, share) + 1):
                 if share % chunks or not self.restrictions.allows("chunks", chunks):
                     continue

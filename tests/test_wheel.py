@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("profiles", "costmodel", "planner", "reports")
+PACKAGES = ("profiles", "costmodel", "planner", "reports", "executor")
 
 
 def test_the_wheel_holds_exactly_the_packages_and_their_data(tmp_path):
