@@ -137,8 +137,6 @@ def _row(
     mesh, cluster = layout.mesh, plan.inputs.cluster
     device = cluster.slowest_device
     allocated = _most(ranks, "allocated_bytes")
-    basis = "allocated" if allocated is not None else "process"
-    peak = allocated or max(each.device_bytes for each in ranks)
     return {
         "id": f"{model.name}-{fingerprint(layout)[:12]}-{software['started']}",
         "file": "parplan",
@@ -165,8 +163,8 @@ def _row(
         "precision": training.precision.value,
         "attn_kernel": f"{training.attention.value} (eager)",
         "step_time_s": step_s,
-        "peak_mem_gib": peak / GIB,
-        "mem_basis": basis,
+        "peak_mem_gib": None if allocated is None else allocated / GIB,
+        "mem_basis": "" if allocated is None else "allocated",
         "outcome": "ok",
         "notes": f"torch {'.'.join(software['torch'].split('.')[:2])}, eager",
         "full_config": True,

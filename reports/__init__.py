@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         smallest_answer,
     )
     from reports.facts import facts_of
+    from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.terminal import (
         discard_stdout,
@@ -51,6 +52,7 @@ __all__ = [
     "plan_report",
     "print_report",
     "progress_on_stderr",
+    "run_report",
     "schedule_answer",
     "schedule_report",
     "smallest_answer",
@@ -72,6 +74,7 @@ _MODULES: Final = {
     "plan_answer": "answers",
     "print_report": "terminal",
     "progress_on_stderr": "terminal",
+    "run_report": "run",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",
