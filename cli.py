@@ -543,10 +543,14 @@ def calibrate(
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31))
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option("--nnodes", type=TYPES[Kind.COUNT], help="Nodes; as many as the plan's cluster needs.")
+@click.option(
+    "--nnodes", type=TYPES[Kind.COUNT], help="Nodes; as many as the plan's cluster needs."
+)
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun.")
 @click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
-@click.option("--print", "show", is_flag=True, help="Print the torchrun line of each node, run nothing.")
+@click.option(
+    "--print", "show", is_flag=True, help="Print the torchrun line of each node, run nothing."
+)
 @click.option("--slurm", is_flag=True, help="Print an sbatch file, run nothing.")
 @_format()
 def launch(plan_file: str, **flags: Any) -> None:
@@ -556,8 +560,8 @@ def launch(plan_file: str, **flags: Any) -> None:
     """
     from pathlib import Path  # noqa: PLC0415
 
-    from executor.job import Job, Recipe, check_plan  # noqa: PLC0415
     from executor import launch as launching  # noqa: PLC0415
+    from executor.job import Job, Recipe, check_plan  # noqa: PLC0415
 
     names = ("lr", "warmup", "weight_decay", "clip", "seed")
     job = Job(

@@ -45,9 +45,7 @@ def open_data(data: str, *, vocab: int, seq_len: int, sequences: int, seed: int)
     found = Folder(files, seq_len, seed)
     problems = []
     if len(found) < sequences:
-        message = (
-            f"has {len(found):,} sequences of {seq_len} tokens, the run needs {sequences:,}"
-        )
+        message = f"has {len(found):,} sequences of {seq_len} tokens, the run needs {sequences:,}"
         problems.append(Problem(where=data, message=message, hint="fewer --steps, or more data"))
     greatest, where = max((file.greatest, str(file.path)) for file in files)
     if greatest >= vocab:

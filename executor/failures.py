@@ -52,7 +52,7 @@ class Failure:
 def leave_note(out: Path, rank: int, error: BaseException) -> Failure:
     """Write down why this rank ends. The user's mistakes are told whole, ours with a traceback."""
     is_ours = not isinstance(error, ParplanError)
-    code = ExitCode.NO if is_ours else error.exit_code
+    code = error.exit_code if isinstance(error, ParplanError) else ExitCode.NO
     message = f"{type(error).__name__}: {error}".strip() if is_ours else str(error)
     text = "".join(traceback.format_exception(error))
     failure = Failure(
@@ -78,7 +78,6 @@ def forget(out: Path) -> None:
 
 def cause(out: Path) -> Failure | None:
     """The first failure that is no consequence of another, or the first of all."""
-    found = []
-    for path in (out / FOLDER).glob("rank-*.json"):
-        found.append(Failure(**json.loads(path.read_text(encoding="utf-8"))))
+    notes = (out / FOLDER).glob("rank-*.json")
+    found = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in notes]
     return min(found, key=lambda each: (each.of_peer, each.when_s), default=None)

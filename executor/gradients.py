@@ -22,7 +22,7 @@ __all__ = ["TiedEnds", "local_tensor", "scale_gradients", "squared_norm", "sum_p
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """The part of this rank."""
     if not isinstance(tensor, DTensor):
         return tensor
     local: Tensor = tensor.to_local()
@@ -86,8 +86,8 @@ def _columns(layout: Layout, first: int, last: int) -> Iterable[tuple[int, int]]
 
 
 def squared_norm(parameters: Iterable[nn.Parameter], twice: Sequence[nn.Parameter]) -> Tensor:
-    """This rank's part of the squared norm of all gradients: summed over all ranks, each element
-    counts once. ``twice``: copies of which the model holds two.
+    """What this rank adds to the squared norm of all gradients: over all ranks, each element counts
+    once. ``twice``: copies of which the model holds two.
     """
     halves = {id(parameter) for parameter in twice}
     parts = []

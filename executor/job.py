@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.native import layout_problems, model_problems, training_problems
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from planner.plan import Plan
 
 __all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -15,6 +14,7 @@ from executor.models.parameters import initialise, split_parameters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import nn
 
     from costmodel.layout import Chunk, Strategy
@@ -27,7 +27,7 @@ __all__ = ["DataParallel", "parallelize"]
 WEIGHTS_WHOLE, WEIGHTS_SHARDED = 2, 3  # stages of ZeRO
 
 
-def parallelize(  # noqa: PLR0913 - all of it is what a chunk is made of
+def parallelize(
     model: ModelSpec,
     chunk: Chunk,
     mesh: RankMesh,
@@ -74,9 +74,7 @@ class DataParallel:
             if shards(strategy) == 1:
                 replicate(layers, **how)
             else:
-                fully_shard(
-                    layers, reshard_after_forward=strategy.zero == WEIGHTS_SHARDED, **how
-                )
+                fully_shard(layers, reshard_after_forward=strategy.zero == WEIGHTS_SHARDED, **how)
             for layer in layers[:1]:
                 assert isinstance(layer, FSDPModule)
                 self.units.append((layer, strategy))

@@ -113,7 +113,7 @@ class Accumulation:
 class Pipeline:
     """A schedule of ``torch.distributed.pipelining`` over the chunks of this rank."""
 
-    def __init__(  # noqa: PLR0913 - what torch's stages ask for
+    def __init__(
         self,
         layout: Layout,
         parts: Sequence[Part],

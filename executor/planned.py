@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from costmodel.layout import RecomputeKind
 from executor.mesh import PIPELINE, REPLICAS, SHARDS, TENSOR, WORLD, shards
@@ -30,8 +31,6 @@ from profiles.layers import QKNorm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import nn
 
     from costmodel.layout import Layout, Strategy
     from executor.mesh import RankMesh
@@ -94,9 +93,9 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
             for kind, times, size in _crossings(layer, strategy, sizes):
                 yield kind, TENSOR, passes * times, size
             yield from _partial_gradients(layer, strategy, sizes)
-    for layer, strategy in part.data_parallel.units:
+    for unit, strategy in part.data_parallel.units:
         if strategy.dp > 1:
-            yield from _of_zero(part.chain, layer, strategy, sizes)
+            yield from _of_zero(part.chain, unit, strategy, sizes)
 
 
 def _hand_over(part: Part, sizes: _Sizes) -> Iterator[Entry]:
@@ -167,11 +166,10 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
                 yield ALL_REDUCE, TENSOR, times, count * sizes.numbers.master.itemsize
 
 
-def _of_zero(
-    chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes
-) -> Iterator[Entry]:
+def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
     """Reductions and gathers of one unit: a layer, or the two that share a matrix."""
     numbers, passes, over = sizes.numbers, sizes.layout.num_microbatches, shards(strategy)
+    assert isinstance(first, nn.Module)
     is_tied = chain.is_tied and first is chain.embedding
     layers = [first, chain.head] if is_tied else [first]
     tensors = {id(p): p for layer in layers for p in layer.parameters()}.values()
@@ -193,9 +191,8 @@ def _padded(parameter: nn.Parameter, over: int) -> int:
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         for name, placement in zip(names, parameter.placements, strict=True):
-            if name == TENSOR and placement.is_shard():
+            if name == TENSOR and isinstance(placement, Shard):
                 size = parameter.device_mesh.size(names.index(name))
-                dim = placement.dim
-                shape[dim] = -(-shape[dim] // size)
+                shape[placement.dim] = -(-shape[placement.dim] // size)
     shape[0] = -(-shape[0] // over) * over
     return math.prod(shape)

@@ -101,12 +101,10 @@ def run_document(
         },
         "stages": [_stage(plan, ranks, stage, step_s) for stage in range(plan.layout.num_stages)],
         "ranks": [
-            {name: getattr(each, name) for name in RankFacts.__dataclass_fields__}
-            for each in ranks
+            {name: getattr(each, name) for name in RankFacts.__dataclass_fields__} for each in ranks
         ],
         "steps": [
-            {name: getattr(each, name) for name in StepFacts.__dataclass_fields__}
-            for each in steps
+            {name: getattr(each, name) for name in StepFacts.__dataclass_fields__} for each in steps
         ],
         "row": _row(plan, step_s, ranks, software),
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -59,7 +60,7 @@ class TrafficLog(TorchDispatchMode):
 
     def __init__(self, axes: Mapping[frozenset[int], str]) -> None:
         """``axes``: names of groups of ranks."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self.axes = axes
         self.counts: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
@@ -87,7 +88,7 @@ class TrafficLog(TorchDispatchMode):
             size = sum(_nbytes(each) for each in _tensors(args[whole]))
         elif func.namespace == "_c10d_functional" and name in FUNCTIONAL:
             kind = FUNCTIONAL[name]
-            group = dist.distributed_c10d._resolve_process_group(args[-1])
+            group = _resolve_process_group(args[-1])
             parts = group.size() if kind == ALL_GATHER else 1
             size = _nbytes(args[0]) * parts
         else:

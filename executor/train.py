@@ -38,7 +38,10 @@ KIB = 1024
 
 
 def train(job: Job) -> None:
-    """Train as the job says; rank 0 writes ``log.jsonl`` and ``run.json``. Raises ``InputError``."""
+    """Train as the job says; rank 0 writes ``log.jsonl`` and ``run.json``.
+
+    Raises ``InputError`` where the job does not fit the plan or the data.
+    """
     plan = load_plan(job.plan)
     check_plan(plan, str(job.plan))
     _check_world(plan, job)
@@ -61,7 +64,7 @@ def _check_world(plan: Plan, job: Job) -> None:
 
 
 def _device(wanted: str) -> torch.device:
-    """This rank's device, made the current one."""
+    """The device of this rank, made the current one."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -144,7 +147,7 @@ class _Run:
         return facts
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This replica's sequences of a step."""
+        """The sequences of this replica of a step."""
         batch = self.plan.inputs.training.global_batch
         share = batch // self.plan.layout.mesh.dp
         first = step * batch + self.trainer.mesh.replica * share

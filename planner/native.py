@@ -80,10 +80,11 @@ def training_problems(training: TrainingSpec) -> list[str]:
 def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) -> list[str]:
     """What of a layout the executor cannot do, each with its rule."""
     mesh, schedule = layout.mesh, SCHEDULES[layout.schedule]
-    found = []
-    for name in ("cp", "ep", "expert_tp"):
-        if getattr(mesh, name) > 1:
-            found.append(f"{name} {getattr(mesh, name)}; native runs tp, dp and pp")
+    found = [
+        f"{name} {getattr(mesh, name)}; native runs tp, dp and pp"
+        for name in ("cp", "ep", "expert_tp")
+        if getattr(mesh, name) > 1
+    ]
     if layout.schedule not in LAUNCHERS["native"].schedules:
         known = ", ".join(LAUNCHERS["native"].schedules)
         found.append(f"schedule {layout.schedule}; expected one of {known}")

@@ -102,7 +102,7 @@ class NativeAttention(SplitModule):
         projected = functional.linear(x, weight, self.own(f"{name}_bias"))
         if name in self.norms and self.spec.qk_norm is QKNorm.FULL:
             projected = self.norms[name](projected)
-        heads = projected.unflatten(-1, (-1, self.spec.head_dim))
+        heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
         if name in self.norms and self.spec.qk_norm is QKNorm.PER_HEAD:
             heads = self.norms[name](heads)
         return heads.transpose(1, 2)
@@ -199,7 +199,8 @@ class NativeBlock(SplitModule):
             return x + attended + self._feed(second, x, modules, again=again)
         if self.spec.num_norms == ALL_FOUR:
             x = x + self.norms[2](attended)
-            return x + self.norms[3](self._feed(second, x, modules, again=again))
+            fed: Tensor = self.norms[3](self._feed(second, x, modules, again=again))
+            return x + fed
         x = x + attended
         return x + self._feed(second, x, modules, again=again)
 
@@ -251,7 +252,7 @@ _again = again  # inside methods that have a keyword of this name
 def _rotary(
     length: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angle of each position and pair: (length, size / 2)."""
+    """Cosine and sine of the angle of each position and pair: (length, size / 2)."""
     wide = torch.float64 if device.type == "cpu" else torch.float32
     rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
     angles = torch.arange(length, dtype=wide, device=device)[:, None] * rates

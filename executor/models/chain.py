@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
-from executor.models.parameters import SplitModule
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.layout import Chunk, Strategy
+    from executor.models.parameters import SplitModule
     from executor.models.tensorgroup import TensorGroup
     from profiles.model import ModelSpec
 

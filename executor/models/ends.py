@@ -90,7 +90,7 @@ class NativeHead(SplitModule):
 
     def tie(self, embedding: NativeEmbedding) -> None:
         """Project with the embedding's matrix."""
-        self.register_parameter("projection", embedding.tokens)
+        self.register_parameter("projection", embedding.get_parameter("tokens"))
 
 
 def _first_row(vocab: int, tp: TensorGroup) -> int:
@@ -99,5 +99,3 @@ def _first_row(vocab: int, tp: TensorGroup) -> int:
         return 0
     _, offset = compute_local_shape_and_global_offset((vocab,), tp.mesh, [Shard(0)])
     return offset[0]
-
-

@@ -51,7 +51,7 @@ class SplitModule(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.empty(shape, device="meta")))
 
     def own(self, name: str) -> Tensor | None:
-        """This rank's part of a parameter, None where there is none of that name."""
+        """The part that this rank has of a parameter, None where there is none of that name."""
         weight: Tensor | None = getattr(self, name, None)
         if not isinstance(weight, DTensor):
             return weight

@@ -36,7 +36,7 @@ class TensorGroup:
 
     @property
     def rank(self) -> int:
-        """This rank's place among them."""
+        """Place of this rank among them."""
         return 0 if self.mesh is None else self.mesh.get_local_rank()
 
     @property
@@ -64,7 +64,7 @@ class TensorGroup:
         return x if self.size == 1 else _applied(_SumBoth, x, self)
 
     def share(self, length: int) -> slice:
-        """This rank's part of ``length`` positions of the residual stream."""
+        """The part of this rank of ``length`` positions of the residual stream."""
         if not self.sequence:
             return slice(0, length)
         part = length // self.size
@@ -90,7 +90,8 @@ def _gathered(x: Tensor, tp: TensorGroup) -> Tensor:
     """(batch, part of a sequence, ...) of each rank -> (batch, sequence, ...)."""
     parts = x.new_empty((tp.size * x.shape[0], *x.shape[1:]))
     dist.all_gather_single(parts, x.contiguous(), group=tp.group)
-    return parts.unflatten(0, (tp.size, -1)).transpose(0, 1).flatten(1, 2)
+    stacked: Tensor = parts.unflatten(0, (tp.size, -1))
+    return stacked.transpose(0, 1).flatten(1, 2)
 
 
 def _scattered(x: Tensor, tp: TensorGroup) -> Tensor:

@@ -24,7 +24,7 @@ from executor.failures import OF_PEERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LIMIT_S = 120
+LIMIT_S = 60
 
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
