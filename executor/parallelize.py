@@ -45,6 +45,7 @@ def parallelize(
     split_parameters(chain)
     data_parallel = DataParallel(chain, mesh, numbers)
     chain.to_empty(device=device)
+    chain.tie()
     initialise(chain, seed)
     return chain, data_parallel
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from costmodel.layout import RecomputeKind
+from executor.gradients import local_tensor
 from executor.mesh import PIPELINE, REPLICAS, SHARDS, TENSOR, WORLD, shards
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
@@ -22,6 +23,7 @@ from executor.models.parameters import SplitModule
 from executor.traffic import (
     ALL_GATHER,
     ALL_REDUCE,
+    OTHER,
     RECEIVE,
     REDUCE_SCATTER,
     SEND,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from executor.models.chain import Chain
     from executor.pipeline import Part
     from executor.precision import Numbers
+    from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
 __all__ = ["planned_traffic"]
@@ -55,6 +58,7 @@ class _Sizes:
     training: TrainingSpec
     numbers: Numbers
     hidden: int
+    tied: bool
 
     @property
     def activations(self) -> int:
@@ -64,7 +68,12 @@ class _Sizes:
 
 
 def planned_traffic(
-    parts: list[Part], mesh: RankMesh, training: TrainingSpec, numbers: Numbers, *, hidden: int
+    parts: list[Part],
+    mesh: RankMesh,
+    training: TrainingSpec,
+    numbers: Numbers,
+    *,
+    model: ModelSpec,
 ) -> Traffic:
     """Counts and bytes of a step on the rank that holds ``parts``, by kind and axis; groups of one
     rank move nothing and are left out. Axes that span all ranks are one.
@@ -72,7 +81,8 @@ def planned_traffic(
     layout = mesh.layout
     counts: Counter[tuple[str, str]] = Counter()
     moved: Counter[tuple[str, str]] = Counter()
-    sizes = _Sizes(layout, training, numbers, hidden)
+    assert model.hidden is not None
+    sizes = _Sizes(layout, training, numbers, model.hidden, model.tied)
     entries = [entry for part in parts for entry in _of_part(part, sizes)]
     if layout.mesh.num_ranks > 1:
         entries.append((ALL_REDUCE, WORLD, 1, PER_STEP))
@@ -93,6 +103,7 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
             for kind, times, size in _crossings(layer, strategy, sizes):
                 yield kind, TENSOR, passes * times, size
             yield from _partial_gradients(layer, strategy, sizes)
+    yield from _tied_ends(part, sizes)
     for unit, strategy in part.data_parallel.units:
         if strategy.dp > 1:
             yield from _of_zero(part.chain, unit, strategy, sizes)
@@ -107,6 +118,19 @@ def _hand_over(part: Part, sizes: _Sizes) -> Iterator[Entry]:
             parts = strategy.tp if strategy.sequence_parallel else 1
             yield there, PIPELINE, passes, sizes.activations // parts
             yield back, PIPELINE, passes, sizes.activations // parts
+
+
+def _tied_ends(part: Part, sizes: _Sizes) -> Iterator[Entry]:
+    """The sum of the gradients of both copies of a matrix, each rank with its opposite one."""
+    chunks = sizes.layout.chunks
+    if not sizes.tied or len(chunks) == 1 or chunks[0].stage == chunks[-1].stage:
+        return
+    axis = PIPELINE if sizes.layout.num_stages == 2 else OTHER  # noqa: PLR2004 - all of them
+    ends = {"embedding": "tokens", "head": "projection"}
+    for name in ends.keys() & part.chain.layers.keys():
+        copy = part.chain.layers[name].get_parameter(ends[name])
+        count = local_tensor(copy).numel()
+        yield ALL_REDUCE, axis, 1, count * sizes.numbers.master.itemsize
 
 
 def _crossings(

@@ -20,6 +20,7 @@ __all__ = ["Traffic", "TrafficLog"]
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 SEND, RECEIVE = "send", "receive"
+OTHER: Final = "ends"  # no axis: the two stages that hold a tied matrix
 # Operator -> kind, and which argument is the whole tensor.
 LEGACY: Final = {
     "allreduce_": (ALL_REDUCE, 0),
@@ -96,7 +97,7 @@ class TrafficLog(TorchDispatchMode):
         ranks = frozenset(dist.get_process_group_ranks(group))
         if len(ranks) == 1:
             return
-        key = (kind, self.axes.get(ranks, "other"))
+        key = (kind, self.axes.get(ranks, OTHER))
         self.counts[key] += 1
         self.bytes[key] += size
 

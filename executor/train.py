@@ -167,13 +167,12 @@ class _Run:
     def _facts(self) -> RankFacts:
         allocated, reserved, whole = self._memory()
         trainer, model = self.trainer, self.plan.inputs.model
-        assert model.hidden is not None
         planned = planned_traffic(
             trainer.parts,
             trainer.mesh,
             self.plan.inputs.training,
             trainer.numbers,
-            hidden=model.hidden,
+            model=model,
         )
         late = self.passes[1:] or self.passes
         return RankFacts(

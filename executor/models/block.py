@@ -62,7 +62,8 @@ class NativeNorm(SplitModule):
             return functional.layer_norm(x, (self.width,), weight, bias, EPSILON)
         if not self.split or self.tp.size == 1:
             return functional.rms_norm(x, (self.width,), weight, EPSILON)
-        squares = self.tp.total(x.float().square().sum(-1, keepdim=True))
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = self.tp.total(wide.square().sum(-1, keepdim=True))
         normed = x * torch.rsqrt(squares / self.width + EPSILON).to(x.dtype)
         return normed if weight is None else normed * weight
 

@@ -56,6 +56,10 @@ class Chain(nn.Module):
                 self.layers[name] = layer
         both = "embedding" in self.layers and "head" in self.layers
         self.is_tied = both and model.tied  # with itself; other chunks have copies
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the tied matrix one, which moving a module to a device undoes."""
         if self.is_tied:
             self.head.tie(self.embedding)
 

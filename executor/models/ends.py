@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.distributed.tensor import Shard
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from profiles.layers import Embedding, Head
 
 __all__ = ["NativeEmbedding", "NativeHead"]
+
+TIED_TO: Final = "layers.embedding.tokens"  # as a ``Chain`` calls it
 
 
 class NativeEmbedding(SplitModule):
@@ -65,7 +67,8 @@ class NativeHead(SplitModule):
         super().__init__(tp)
         self.spec, self.num_tokens = spec, num_tokens
         self.norm = NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
-        self.add("projection", (spec.vocab, spec.hidden), Traits(split=0, std=STD))
+        like = TIED_TO if spec.tied else ""
+        self.add("projection", (spec.vocab, spec.hidden), Traits(split=0, std=STD, like=like))
         if spec.bias:
             self.add("bias", (spec.vocab,), Traits(split=0))
 

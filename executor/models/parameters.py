@@ -28,12 +28,14 @@ ROWS_AT_ONCE: Final = 1 << 20  # elements whose random words live at a time
 class Traits:
     """Of a parameter: the dim that tensor parallelism splits, how it starts (a standard
     deviation, or a constant), and whether its gradient on one rank is a part of the sum.
+    ``like``: the parameter whose values it has, where it is not its own.
     """
 
     split: int | None = None
     std: float = 0.0
     constant: float = 0.0
     partial: bool = False
+    like: str = ""
 
 
 class SplitModule(nn.Module):
@@ -85,10 +87,8 @@ def _split(whole: Tensor, traits: Traits, tp: TensorGroup) -> DTensor:
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Give every parameter its value. Names count from the whole model, so that pipeline stages
-    agree; ``prefix`` stands before those of ``module``.
-    """
+def initialise(module: nn.Module, seed: int) -> None:
+    """Give every parameter its value, by its name, which is the same in any stage."""
     for path, part in module.named_modules():
         if not isinstance(part, SplitModule):
             continue
@@ -103,7 +103,8 @@ def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
             if not local.numel():
                 continue
             if traits.std:
-                key = zlib.crc32(f"{seed}:{prefix}{path}.{name}".encode())
+                known_as = traits.like or f"{path}.{name}"
+                key = zlib.crc32(f"{seed}:{known_as}".encode())
                 _fill_normal(local, traits.std, key, tuple(parameter.shape), offset)
             else:
                 local.fill_(traits.constant)

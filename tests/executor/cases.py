@@ -247,7 +247,7 @@ def outcome(spec: ModelSpec, layout: Layout, numbers: Numbers, training: Trainin
     with TrafficLog(trainer.mesh.axes) as log:
         results.append(trainer.step(*own_rows(trainer, 0)))
     results += [trainer.step(*own_rows(trainer, step)) for step in range(1, STEPS)]
-    planned = planned_traffic(trainer.parts, trainer.mesh, training, trainer.numbers, hidden=HIDDEN)
+    planned = planned_traffic(trainer.parts, trainer.mesh, training, trainer.numbers, model=spec)
     return Outcome(
         [each.loss for each in results],
         [each.grad_norm for each in results],
