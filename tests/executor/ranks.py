@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,18 @@ LIMIT_S = 60
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
     """``function(rank)`` on each of ``count`` ranks."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # Rank 0 serves the store: this process must have no thread of torch's when it forks.
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     children: dict[int, int] = {}  # end of a pipe -> process
     for rank in range(count):
         receive, send = os.pipe()
         process = os.fork()
         if process == 0:
             os.close(receive)
-            _child(rank, count, store.port, function, send)
+            _child(rank, count, listener, function, send)
         os.close(send)
         children[receive] = process
+    listener.close()
     try:
         return _collect(list(children))
     finally:
@@ -47,12 +50,16 @@ def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
             os.waitpid(process, 0)
 
 
-def _child(rank: int, count: int, port: int, function: Callable[[int], Any], send: int) -> None:
+def _child(
+    rank: int, count: int, listener: socket.socket, function: Callable[[int], Any], send: int
+) -> None:
     torch.set_num_threads(1)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 2)
     try:
-        store = TCPStore("127.0.0.1", port, is_master=False)
+        port = listener.getsockname()[1]
+        served = {"is_master": True, "master_listen_fd": listener.detach()} if rank == 0 else {}
+        store = TCPStore("127.0.0.1", port, wait_for_workers=False, **served)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
         answer = (True, function(rank))
     except BaseException:  # noqa: BLE001 - the parent raises it
