@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from costmodel.layout import RecomputeKind
+from costmodel.schedules import SCHEDULES
 from executor.gradients import local_tensor
 from executor.mesh import PIPELINE, REPLICAS, SHARDS, TENSOR, WORLD, shards
 from executor.models.block import NativeBlock
@@ -102,6 +103,13 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
         if strategy.tp > 1:
             for kind, times, size in _crossings(layer, strategy, sizes):
                 yield kind, TENSOR, passes * times, size
+            if (
+                SCHEDULES[sizes.layout.schedule].splits
+                and part.number
+                and strategy.sequence_parallel
+            ):
+                entries = 2 if isinstance(layer, NativeBlock) else 1  # gathered for W as for B
+                yield ALL_GATHER, TENSOR, passes * entries, sizes.activations
             yield from _partial_gradients(layer, strategy, sizes)
     yield from _tied_ends(part, sizes)
     for unit, strategy in part.data_parallel.units:

@@ -36,12 +36,14 @@ def without_output(
 
 
 class _Kept:
-    """Knows a tensor by its memory, and computes it again once for all who saved it."""
+    """Knows a tensor by its memory, and computes it again once for all who saved it, in each
+    backward pass anew where there are several (input gradients, then weight gradients).
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
         self.address, self.count = middle.data_ptr(), middle.numel()
-        self.packed = 0
+        self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
@@ -57,7 +59,7 @@ class _Kept:
             with torch.no_grad():
                 self.again = self.function(self.x)
         found = self.again.as_strided(*packed)
-        self.packed -= 1
-        if not self.packed:
+        self.asked = (self.asked + 1) % self.packed
+        if not self.asked:
             self.again = None
         return found
