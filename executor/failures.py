@@ -16,9 +16,10 @@ from profiles.errors import ExitCode, ParplanError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Failure", "JobError", "cause", "forget", "leave_note"]
+__all__ = ["TOLD_HERE", "Failure", "JobError", "cause", "forget", "leave_note"]
 
 FOLDER: Final = "errors"
+TOLD_HERE: Final = "PARPLAN_TELLS_ERRORS"  # set where ``parplan launch`` will tell the cause
 # What gloo, NCCL and the store say of a peer that is gone.
 OF_PEERS: Final = (
     "Connection closed by peer",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from executor.failures import Failure, JobError, cause, forget
+from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
 from executor.job import SYNTHETIC, check_plan
 from profiles.errors import ExitCode, InputError, Problem
 
@@ -124,14 +126,14 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
 
     Raises ``InputError`` where it cannot start, ``JobError`` with the cause where it fails.
     """
-    import os  # noqa: PLC0415
-
     check_plan(plan, str(job.plan))
     _check_start(plan, job, nodes)
+    _check_port(nodes)
     job.out.mkdir(parents=True, exist_ok=True)
     forget(job.out)
     for name, (value, _) in environment(plan).items():
         os.environ.setdefault(name, value)
+    os.environ[TOLD_HERE] = "1"
     _torchrun([*nodes.arguments(), *_logs(job, nodes), *_worker(job)], job.out)
     return job.out / "run.json"
 
@@ -159,6 +161,19 @@ def _check_start(plan: Plan, job: Job, nodes: Nodes) -> None:
         raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
 
 
+def _check_port(nodes: Nodes) -> None:
+    """A port that somebody else answers would keep torchrun waiting."""
+    if nodes.count > 1 or nodes.endpoint is None:
+        return  # another node of ours may serve it
+    host, _, port = nodes.endpoint.rpartition(":")
+    try:
+        socket.create_server((host or "localhost", int(port or PORT))).close()
+    except (OSError, ValueError, OverflowError) as error:
+        message = f"ranks cannot meet at {nodes.endpoint}: {error}"
+        hint = "another port, or none: one is chosen on a single node"
+        raise InputError(Problem(where="--rdzv-endpoint", message=message, hint=hint)) from None
+
+
 def _logs(job: Job, nodes: Nodes) -> list[str]:
     """Every rank but the node's first writes to files; that one speaks."""
     quiet = ",".join(f"{rank}:3" for rank in range(1, nodes.ranks))
@@ -167,7 +182,7 @@ def _logs(job: Job, nodes: Nodes) -> list[str]:
 
 
 def _torchrun(arguments: list[str], out: Path) -> None:
-    """torchrun, in this process, so that its verdict on each rank is at hand."""
+    """Call torchrun in this process, so that its verdict on each rank is at hand."""
     import logging  # noqa: PLC0415
 
     from torch.distributed import run  # noqa: PLC0415

@@ -12,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from executor.failures import leave_note
+from executor.failures import TOLD_HERE, leave_note
 from executor.job import DEVICES, Job, Recipe
-from profiles.errors import ExitCode
+from profiles.errors import ExitCode, ParplanError
 
 __all__ = ["main"]
 
@@ -51,6 +51,10 @@ def main() -> None:
         train(job)
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher tells it
         failure = leave_note(job.out, rank, error)
+        is_mistake = isinstance(error, ParplanError)  # which all ranks make alike
+        if TOLD_HERE not in os.environ and not failure.of_peer and (rank == 0 or not is_mistake):
+            sys.stderr.write(f"rank {rank}: {failure.message}\n")
+            sys.stderr.flush()
         os._exit(failure.exit_code or int(ExitCode.NO))  # peers may hold threads of ours
 
 

@@ -79,19 +79,22 @@ def test_a_run_is_told_beside_its_estimate(run):
     assert {rank["stage"] for rank in record["ranks"]} == {0, 1}
 
 
-def test_each_step_has_a_line_in_the_log(run, folder):
+@pytest.mark.usefixtures("run")
+def test_each_step_has_a_line_in_the_log(folder):
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert lines[0].keys() >= {"loss", "tokens_per_s", "mfu", "memory_bytes", "grad_norm", "lr"}
 
 
-def test_validate_reads_a_run(run, folder):
+@pytest.mark.usefixtures("run")
+def test_validate_reads_a_run(folder):
     done = parplan("validate", "--runs", "run/run.json", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert '"parplan"' in done.stdout
 
 
-def test_calibrate_reads_a_folder_of_runs(run, folder):
+@pytest.mark.usefixtures("run")
+def test_calibrate_reads_a_folder_of_runs(folder):
     for number in range(3):
         record = json.loads((folder / "run" / "run.json").read_text())
         record["row"]["id"] += f"-{number}"
@@ -125,20 +128,13 @@ def test_slurm_gives_a_script_that_bash_reads(folder):
     assert checked.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"schedule": "zb-h1"}, "schedule zb-h1; expected one of gpipe, 1f1b"),
-        ({"num_microbatches": 1}, "micro-batch"),
-    ],
-)
-def test_a_plan_that_cannot_run_is_refused_before_anything_starts(folder, change, words):
+def test_a_plan_that_cannot_run_is_refused_before_anything_starts(folder):
     plan = yaml.safe_load((folder / "plan.yaml").read_text())
-    plan["pipeline"] |= change
+    plan["pipeline"]["schedule"] = "zb-h1"
     (folder / "other.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     done = parplan("launch", "other.yaml", "--steps", 1, "--out", "x", cwd=folder)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "schedule zb-h1; expected one of gpipe, 1f1b" in done.stderr
     assert not (folder / "x").exists()
 
 
