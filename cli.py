@@ -536,13 +536,22 @@ def calibrate(
 @click.option("--out", required=True, metavar="DIR", help="For run.json, logs and errors.")
 @click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
 @click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
-@click.option("--weight-decay", default=0.1, show_default=True, type=click.FloatRange(0))
+@click.option(
+    "--weight-decay", default=0.1, show_default=True, type=click.FloatRange(0),
+    help="Of matrices.",
+)  # fmt: skip
 @click.option(
     "--clip", default=1.0, show_default=True, type=click.FloatRange(0),
     help="Greatest norm of the gradients; 0 for none.",
 )  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31))
-@click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**31),
+    help="Of weights and data.",
+)  # fmt: skip
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="auto: GPUs where there are any.",
+)  # fmt: skip
 @click.option(
     "--nnodes", type=TYPES[Kind.COUNT], help="Nodes; as many as the plan's cluster needs."
 )
