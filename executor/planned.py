@@ -35,6 +35,8 @@ from profiles.layers import QKNorm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch.distributed.fsdp import FSDPModule
+
     from costmodel.layout import Layout, Strategy
     from executor.mesh import RankMesh
     from executor.models.chain import Chain
@@ -198,7 +200,7 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
                 yield ALL_REDUCE, TENSOR, times, count * sizes.numbers.master.itemsize
 
 
-def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
+def _of_zero(chain: Chain, first: FSDPModule, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
     """Reductions and gathers of one unit: a layer, or the two that share a matrix."""
     numbers, passes, over = sizes.numbers, sizes.layout.num_microbatches, shards(strategy)
     assert isinstance(first, nn.Module)
