@@ -5,6 +5,7 @@ What is slow to import is imported inside the commands, so that ``--help`` is qu
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -871,6 +872,76 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
         click.echo(f"interrupted: {len(found)} of {len(wanted)} are planned", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
     ctx.exit(int(ExitCode.YES if any(each.found for each in found) else ExitCode.NO))
+
+
+@main.command()
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--steps", required=True, type=TYPES[Kind.COUNT], help="Optimizer steps.")
+@click.option(
+    "--data", default="synthetic", show_default=True, metavar="FOLDER",
+    help="Text (*.txt) or tokens (*.npy, *.bin) to train on, or synthetic.",
+)  # fmt: skip
+@click.option("--out", required=True, metavar="DIR", help="For run.json, logs and errors.")
+@click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
+@click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
+@click.option(
+    "--weight-decay", default=0.1, show_default=True, type=click.FloatRange(0),
+    help="Of matrices.",
+)  # fmt: skip
+@click.option(
+    "--clip", default=1.0, show_default=True, type=click.FloatRange(0),
+    help="Greatest norm of the gradients; 0 for none.",
+)  # fmt: skip
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**31),
+    help="Of weights and data.",
+)  # fmt: skip
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="auto: GPUs where there are any.",
+)  # fmt: skip
+@click.option(
+    "--nnodes", type=TYPES[Kind.COUNT], help="Nodes; as many as the plan's cluster needs."
+)
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun.")
+@click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
+@click.option(
+    "--print", "show", is_flag=True, help="Print the torchrun line of each node, run nothing."
+)
+@click.option("--slurm", is_flag=True, help="Print an sbatch file, run nothing.")
+@_format()
+def launch(plan_file: str, **flags: Any) -> None:
+    """Train with a plan in native PyTorch (torchrun underneath) and compare with its estimate.
+
+    Exit code 1: the job failed; the rank that did and its error are told.
+    """
+    from pathlib import Path  # noqa: PLC0415
+
+    from executor import launch as launching  # noqa: PLC0415
+    from executor.job import Job, Recipe, check_plan  # noqa: PLC0415
+
+    names = ("lr", "warmup", "weight_decay", "clip", "seed")
+    job = Job(
+        plan=Path(plan_file),
+        steps=flags["steps"],
+        data=flags["data"],
+        out=Path(flags["out"]),
+        device=flags["device"],
+        recipe=Recipe(**{name: flags[name] for name in names}),
+    )
+    own = planner.load_plan(plan_file)
+    check_plan(own, plan_file)
+    where = {"endpoint": flags["rdzv_endpoint"], "rdzv_id": flags["rdzv_id"]}
+    nodes = launching.nodes_of(own, count=flags["nnodes"], **where)
+    if flags["slurm"] or flags["show"]:
+        text = launching.slurm_script if flags["slurm"] else launching.torchrun_lines
+        click.echo(text(own, job, nodes))
+        return
+    record = json.loads(launching.launch(own, job, nodes).read_text(encoding="utf-8"))
+    if flags["form"] == "json":
+        _print_json(record)
+    else:
+        _print(reports.run_report(record))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Plans for the launchers that people use: export, import and check. Loaded when first used.
+"""Apply a plan: the native PyTorch runtime, and export to and import from other launchers.
+
+Loaded when first used; only the modules that run a plan import torch.
 
 exported = export_plan("plan.yaml", "megatron")
 save_files(exported.files, "job")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHERS", "LauncherRules", "Mixing"]
 
 # torch.distributed.pipelining; its split backward passes give wrong gradients beside FSDP2 that
-# frees parameters after the forward pass (ZeRO-3).
+# frees parameters after the forward pass (ZeRO-3), or reduces gradients in every micro-batch
+# (ZeRO-2) before the weight passes have made them.
 OF_TORCH = (
     "gpipe",
     "1f1b",
@@ -207,11 +208,13 @@ LAUNCHERS = {
             name="native",
             schedules=OF_TORCH,
             searched=("1f1b", "interleaved-1f1b", "zbv"),
-            split_zero=(0, 1, 2),
+            split_zero=(0, 1),
             fills_stages=("1f1b",),
             rank_orders=None,
             mixing=Mixing.PER_LAYER,
-            mixes_degrees=True,
+            context=False,
+            experts=False,
+            expert_tensor=False,
         ),
         LauncherRules(
             name="megatron",

@@ -10,6 +10,7 @@ from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.launchers import LAUNCHERS
 from planner.mixing import best_mix
+from planner.native import model_problems, training_problems
 from planner.plan import Plan, SearchFacts
 from planner.search import search
 from planner.space import SearchSpace
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 RUNNERS_UP: Final = 3
+NATIVE: Final = "native"
 
 
 class InterruptedSearchError(ParplanError):
@@ -109,6 +111,8 @@ def find_plan(
     """As ``plan_training``, but None where nothing fits; ``how`` as in ``search``."""
     after = after or AfterSearch()
     after.check(launcher)
+    if launcher == NATIVE:
+        _refuse_what_native_lacks(inputs)
     space = _space(inputs, launcher, restrictions)
     result = search(
         inputs.context,
@@ -146,6 +150,21 @@ def question_of(plan: Plan) -> tuple[Inputs, dict[str, Any]]:
         "min_fit": plan.min_fit,
     }
     return plan.inputs.with_training(micro_batch=None), space
+
+
+def _refuse_what_native_lacks(inputs: Inputs) -> None:
+    """Raise ``InputError`` where no layout could be executed."""
+    problems = {
+        f"model {inputs.model.name}": model_problems(inputs.model, inputs.training),
+        "training": training_problems(inputs.training),
+    }
+    found = [
+        Problem(where=where, message=f"{message} (launcher native)")
+        for where, messages in problems.items()
+        for message in messages
+    ]
+    if found:
+        raise InputError(found)
 
 
 def _space(inputs: Inputs, launcher: str, restrictions: Restrictions | None) -> SearchSpace:

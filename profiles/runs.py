@@ -1,12 +1,14 @@
 """Measured training runs: the CSV that ``validate`` and ``calibrate`` read, one run a line.
 
 A cell that is empty was not stated. Columns that are not known are ignored and named in a note.
+The record of a run of ``parplan launch`` (``run.json``) is one such line, a folder of them several.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from dataclasses import dataclass, fields
@@ -21,6 +23,7 @@ __all__ = ["MeasuredRun", "RunsFile", "published_runs", "read_runs"]
 NEEDED: Final = ("id", "gpu", "n_gpus", "stack", "outcome")
 OUTCOMES: Final = ("ok", "oom", "oom_cpu", "unavailable", "failed", "error")
 TRUST: Final = ("high", "medium", "low")
+RECORD: Final = "run.json"
 GREATEST: Final = 1e15  # beyond it a number is a slip of the pen, whatever its unit
 
 
@@ -121,7 +124,13 @@ _OPTIONAL: Final = {f.name for f in fields(MeasuredRun) if f.name not in (*NEEDE
 
 
 def read_runs(path: str | Path) -> RunsFile:
-    """The runs of a CSV file. Raises ``InputError`` with every problem, by line and column."""
+    """The runs of a CSV file, of a ``run.json`` or of all of these below a folder. Raises
+    ``InputError`` with every problem, by line and column.
+    """
+    if Path(path).is_dir():
+        return _read_folder(Path(path))
+    if Path(path).suffix == ".json":
+        return _read_record(Path(path))
     shown = str(path)
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     columns = _columns(shown, list(reader.fieldnames or []))
@@ -142,6 +151,43 @@ def read_runs(path: str | Path) -> RunsFile:
     unknown = [name for name in columns if name not in _READ]
     notes = (f"{shown}: columns that are not known are ignored: {', '.join(unknown)}",)
     return RunsFile(tuple(runs), notes if unknown else ())
+
+
+def _read_folder(folder: Path) -> RunsFile:
+    paths = sorted(folder.rglob(RECORD))
+    if not paths:
+        problem = Problem(where=str(folder), message="has no run", expected=f"{RECORD} below it")
+        raise InputError(problem)
+    runs = [run for path in paths for run in _read_record(path).runs]
+    problems = _repeated(runs)
+    if problems:
+        raise InputError(problems)
+    return RunsFile(tuple(runs), ())
+
+
+def _read_record(path: Path) -> RunsFile:
+    """The row in a run's record, read like a line of a CSV."""
+    try:
+        document = json.loads(_text(path))
+        row = dict(document["row"])
+    except (ValueError, KeyError, TypeError):
+        problem = Problem(
+            where=str(path), message="is no record of a run", expected="a run.json of parplan"
+        )
+        raise InputError(problem) from None
+    cells = {
+        name: "" if value is None else str(int(value) if isinstance(value, bool) else value)
+        for name, value in row.items()
+    }
+    problems = [
+        Problem(where=f"{path}:row", message=f"has no {name}")
+        for name in NEEDED
+        if name not in cells
+    ]
+    run = None if problems else _run(str(path), cells, problems)
+    if run is None:
+        raise InputError(problems)
+    return RunsFile((run,), ())
 
 
 def published_runs() -> Path:

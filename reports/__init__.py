@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reports.facts import facts_of
     from reports.html import comparison_page, plan_page, require_pages
     from reports.launchers import check_report
+    from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_progress, sweep_report
     from reports.terminal import (
@@ -64,6 +65,7 @@ __all__ = [
     "print_report",
     "progress_on_stderr",
     "require_pages",
+    "run_report",
     "schedule_answer",
     "schedule_report",
     "smallest_answer",
@@ -96,6 +98,7 @@ _MODULES: Final = {
     "print_report": "terminal",
     "require_pages": "html",
     "progress_on_stderr": "terminal",
+    "run_report": "run",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",

@@ -1,0 +1,75 @@
+"""Job: what is run: a plan with its data, length and recipe. Read and checked without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from planner.native import layout_problems, model_problems, training_problems
+from profiles.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from planner.plan import Plan
+
+__all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan"]
+
+SYNTHETIC: Final = "synthetic"
+DEVICES: Final = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How weights are updated. The rate rises over ``warmup`` steps to ``lr``, then falls along a
+    cosine to ``least`` of it at the end of the run. ``clip``: greatest norm of the gradients, 0
+    for none. ``seed``: of the weights and the data.
+    """
+
+    lr: float = 3e-4
+    warmup: int = 0
+    least: float = 0.1
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A plan file with everything that a run of it needs. ``data``: synthetic, or a folder."""
+
+    plan: Path
+    steps: int
+    data: str
+    out: Path
+    device: str = "auto"
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def arguments(self) -> list[str]:
+        """The job as arguments of the worker; those that are usual are left out."""
+        usual = Recipe()
+        own = [str(self.plan), "--steps", str(self.steps), "--data", self.data]
+        own += ["--out", str(self.out)]
+        if self.device != "auto":
+            own += ["--device", self.device]
+        for name in ("lr", "warmup", "weight_decay", "clip", "seed"):
+            value = getattr(self.recipe, name)
+            if value != getattr(usual, name):
+                own += ["--" + name.replace("_", "-"), f"{value:g}"]
+        return own
+
+
+def check_plan(plan: Plan, where: str) -> None:
+    """Raise ``InputError`` with every rule of the executor that a plan breaks."""
+    model, training = plan.inputs.model, plan.inputs.training
+    problems = [
+        *model_problems(model, training),
+        *training_problems(training),
+        *layout_problems(model, training, plan.layout),
+    ]
+    if problems:
+        raise InputError(
+            [Problem(where=where, message=f"cannot be executed: {each}") for each in problems]
+        )

@@ -1,0 +1,1 @@
+"""Native layers and models, built from a ``ModelSpec``."""

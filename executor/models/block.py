@@ -1,0 +1,276 @@
+"""A transformer block: norms, grouped-query attention, feed-forward, residual stream.
+
+Activations are (batch, sequence, width). A ``ModelSpec`` says shapes and kinds only; what it
+leaves open is what most models have: rotary base 10,000, norm epsilon 1e-5, SiLU in gated and
+tanh-GELU in plain feed-forwards, no dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.nn import functional
+
+from executor.models.parameters import SplitModule, Traits
+from executor.models.recomputing import again, without_output
+from profiles.layers import Norm, QKNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from costmodel.layout import Recompute
+    from executor.models.tensorgroup import TensorGroup
+    from profiles.layers import Attention, Block, FeedForward
+
+__all__ = ["NativeBlock", "NativeNorm"]
+
+EPSILON: Final = 1e-5
+ROTARY_BASE: Final = 10_000.0
+STD: Final = 0.02
+ALL_FOUR: Final = 4  # norms: before and after both sublayers
+
+
+class NativeNorm(SplitModule):
+    """RMSNorm or LayerNorm over the last dim. ``partial``: ranks see different positions or
+    heads, so that their gradients add up. ``split``: over all heads, of which each rank has some.
+    """
+
+    def __init__(
+        self, kind: Norm, width: int, tp: TensorGroup, *, partial: bool, split: bool = False
+    ) -> None:
+        """``width``: of the whole vector."""
+        super().__init__(tp)
+        self.kind, self.width, self.split = kind, width, split
+        dim = 0 if split else None
+        if kind.vectors:
+            traits = Traits(split=dim, constant=1.0, partial=partial and not split)
+            self.add("weight", (width,), traits)
+        if kind is Norm.LAYER:
+            self.add("bias", (width,), Traits(split=dim, partial=partial and not split))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` normalised."""
+        weight, bias = self.own("weight"), self.own("bias")
+        if self.kind is Norm.NONE:
+            return x
+        if self.kind is not Norm.RMS:
+            return functional.layer_norm(x, (self.width,), weight, bias, EPSILON)
+        if not self.split or self.tp.size == 1:
+            return functional.rms_norm(x, (self.width,), weight, EPSILON)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = self.tp.total(wide.square().sum(-1, keepdim=True))
+        normed = x * torch.rsqrt(squares / self.width + EPSILON).to(x.dtype)
+        return normed if weight is None else normed * weight
+
+
+class NativeAttention(SplitModule):
+    """Causal or full self-attention with grouped key/value heads."""
+
+    def __init__(self, spec: Attention, hidden: int, tp: TensorGroup, out_std: float) -> None:
+        """The projections, biases and norms that ``spec`` has."""
+        super().__init__(tp)
+        self.spec = spec
+        widths = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
+        for name, heads in widths.items():
+            width = heads * spec.head_dim
+            self.add(f"{name}_proj", (width, hidden), Traits(split=0, std=STD))
+            if spec.qkv_bias:
+                self.add(f"{name}_bias", (width,), Traits(split=0))
+        self.add("o_proj", (hidden, spec.context_width), Traits(split=1, std=out_std))
+        if spec.output_bias:
+            self.add("o_bias", (hidden,), Traits(partial=tp.sequence))
+        self.norms = torch.nn.ModuleDict()
+        for name in ("q", "k") if spec.qk_norm is not QKNorm.NONE else ():
+            full = spec.qk_norm is QKNorm.FULL
+            width = widths[name] * spec.head_dim if full else spec.head_dim
+            self.norms[name] = NativeNorm(Norm.RMS, width, tp, partial=True, split=full)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: (batch, heads, sequence, head_dim)."""
+        q, k, v = (self._heads(name, x) for name in ("q", "k", "v"))
+        if self.spec.rope:
+            q, k = _rotated(q), _rotated(k)
+        return q, k, v
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        weight = self.own(f"{name}_proj")
+        assert weight is not None
+        projected = functional.linear(x, weight, self.own(f"{name}_bias"))
+        if name in self.norms and self.spec.qk_norm is QKNorm.FULL:
+            projected = self.norms[name](projected)
+        heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
+        if name in self.norms and self.spec.qk_norm is QKNorm.PER_HEAD:
+            heads = self.norms[name](heads)
+        return heads.transpose(1, 2)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores to context: (batch, sequence, own heads x head_dim)."""
+        window, length = self.spec.window, q.shape[2]
+        mask = None
+        if window is not None and window < length:
+            mask = _window_mask(length, window, self.spec.causal, q.device)
+        context = functional.scaled_dot_product_attention(
+            q, k, v,
+            attn_mask=mask,
+            is_causal=self.spec.causal and mask is None,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return context.transpose(1, 2).flatten(2)
+
+    def output(self, context: Tensor) -> Tensor:
+        """Context -> residual stream."""
+        weight, bias = self.own("o_proj"), self.own("o_bias")
+        assert weight is not None
+        summed = self.tp.leave(functional.linear(context, weight))
+        return summed if bias is None else summed + bias
+
+
+class NativeFeedForward(SplitModule):
+    """Gated (SiLU) or plain (tanh-GELU) feed-forward."""
+
+    def __init__(self, spec: FeedForward, hidden: int, tp: TensorGroup, out_std: float) -> None:
+        """Gate and up are two matrices, so that a split divides both alike."""
+        super().__init__(tp)
+        self.gated = spec.gated
+        for name in ("gate", "up") if spec.gated else ("up",):
+            self.add(f"{name}_proj", (spec.ffn_hidden, hidden), Traits(split=0, std=STD))
+            if spec.bias:
+                self.add(f"{name}_bias", (spec.ffn_hidden,), Traits(split=0))
+        self.add("down_proj", (hidden, spec.ffn_hidden), Traits(split=1, std=out_std))
+        if spec.bias:
+            self.add("down_bias", (hidden,), Traits(partial=tp.sequence))
+
+    def _up(self, name: str, x: Tensor) -> Tensor:
+        weight = self.own(f"{name}_proj")
+        assert weight is not None
+        return functional.linear(x, weight, self.own(f"{name}_bias"))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Whole sequences -> the activation, before the last projection."""
+        up = self._up("up", x)
+        if self.gated:
+            return functional.silu(self._up("gate", x)) * up
+        return functional.gelu(up, approximate="tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whole sequences -> residual stream."""
+        weight, bias = self.own("down_proj"), self.own("down_bias")
+        assert weight is not None
+        summed = self.tp.leave(functional.linear(self.inner(x), weight))
+        return summed if bias is None else summed + bias
+
+
+class NativeBlock(SplitModule):
+    """A block under a strategy: its group and what it recomputes."""
+
+    def __init__(
+        self, spec: Block, tp: TensorGroup, recompute: Recompute, *, num_blocks: int
+    ) -> None:
+        """Output projections start smaller the deeper the model is (Radford et al. 2019)."""
+        super().__init__(tp)
+        out_std = STD / math.sqrt(2 * num_blocks)
+        assert not hasattr(spec.feed_forward, "num_experts")
+        self.spec, self.recompute = spec, recompute
+        self.attention = NativeAttention(spec.attention, spec.hidden, tp, out_std)
+        self.feed_forward = NativeFeedForward(spec.feed_forward, spec.hidden, tp, out_std)
+        self.norms = torch.nn.ModuleList(
+            NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
+            for _ in range(spec.num_norms)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Residual stream -> residual stream."""
+        if self.recompute.kind == "full":
+            return again(self._plain, x)
+        return self._body(x, frozenset(self.recompute.modules), again=False)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return self._body(x, frozenset(), again=True)
+
+    def _body(self, x: Tensor, modules: frozenset[str], *, again: bool) -> Tensor:
+        """``again``: all of it is computed again anyway, so nothing of it need be spared."""
+        first, second = self.norms[0], self.norms[1 if len(self.norms) > 1 else 0]
+        attended = self._attend(first, x, modules, again=again)
+        if self.spec.parallel:
+            return x + attended + self._feed(second, x, modules, again=again)
+        if self.spec.num_norms == ALL_FOUR:
+            x = x + self.norms[2](attended)
+            fed: Tensor = self.norms[3](self._feed(second, x, modules, again=again))
+            return x + fed
+        x = x + attended
+        return x + self._feed(second, x, modules, again=again)
+
+    def _attend(
+        self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
+    ) -> Tensor:
+        own = self.attention
+        core = partial(_again, own.core) if "core_attn" in modules else own.core
+
+        def rest(entered: Tensor) -> Tensor:
+            return own.output(core(*own.project(entered)))
+
+        return self._entered(norm, x, rest, modules, again=again)
+
+    def _feed(
+        self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
+    ) -> Tensor:
+        if "mlp" not in modules:
+            return self._entered(norm, x, self.feed_forward, modules, again=again)
+        if "layernorm" in modules:
+            return _again(lambda y: self.feed_forward(self.tp.enter(norm(y))), x)
+        return _again(lambda y: self.feed_forward(self.tp.enter(y)), norm(x))
+
+    def _entered(
+        self,
+        norm: torch.nn.Module,
+        x: Tensor,
+        then: Callable[[Tensor], Tensor],
+        modules: frozenset[str],
+        *,
+        again: bool,
+    ) -> Tensor:
+        """``then`` of the normalised input. What a rank gathers of others is not kept: backward
+        gathers it again.
+        """
+        if again:
+            return then(self.tp.enter(norm(x)))
+        if "layernorm" in modules:
+            return without_output(lambda y: self.tp.enter(norm(y)), x, then)
+        if self.tp.sequence:
+            return without_output(self.tp.enter, norm(x), then)
+        return then(self.tp.enter(norm(x)))
+
+
+_again = again  # inside methods that have a keyword of this name
+
+
+@lru_cache(maxsize=8)
+def _rotary(
+    length: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angle of each position and pair: (length, size / 2)."""
+    wide = torch.float64 if device.type == "cpu" else torch.float32
+    rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
+    angles = torch.arange(length, dtype=wide, device=device)[:, None] * rates
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """Rotary position embedding, halves rotated against one another (Su et al. 2021)."""
+    cos, sin = _rotary(x.shape[2], x.shape[3], x.dtype, x.device)
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+@lru_cache(maxsize=8)
+def _window_mask(length: int, window: int, causal: bool, device: torch.device) -> Tensor:  # noqa: FBT001
+    """Which keys each query sees: the nearest ``window`` before it, and after it if not causal."""
+    distance = torch.arange(length, device=device)
+    distance = distance[:, None] - distance
+    near = distance.abs() < window
+    return near & (distance >= 0) if causal else near

@@ -1,0 +1,104 @@
+"""The ends of the chain: token embedding, and head with loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import functional
+
+from executor.models.block import STD, NativeNorm
+from executor.models.parameters import SplitModule, Traits
+from executor.models.recomputing import without_output
+from executor.models.tensorgroup import vocabulary_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from executor.models.tensorgroup import TensorGroup
+    from profiles.layers import Embedding, Head
+
+__all__ = ["NativeEmbedding", "NativeHead"]
+
+TIED_TO: Final = "layers.embedding.tokens"  # as a ``Chain`` calls it
+
+
+class NativeEmbedding(SplitModule):
+    """Tokens (batch, sequence) -> residual stream. Its vocabulary is split over the group."""
+
+    def __init__(self, spec: Embedding, tp: TensorGroup) -> None:
+        """The matrix, learned positions and the norm that ``spec`` has."""
+        super().__init__(tp)
+        self.spec = spec
+        self.add("tokens", (spec.vocab, spec.hidden), Traits(split=0, std=STD))
+        if spec.positions:
+            shape = (spec.positions, spec.hidden)
+            self.add("positions", shape, Traits(std=STD, partial=tp.sequence))
+        self.norm = NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The rows of the tokens; a rank adds nothing for those it does not hold."""
+        weight, positions = self.own("tokens"), self.own("positions")
+        assert weight is not None
+        if self.tp.size == 1:
+            x = functional.embedding(tokens, weight)
+        else:
+            row = tokens - _first_row(self.spec.vocab, self.tp)
+            inside = (row >= 0) & (row < weight.shape[0])
+            rows = functional.embedding(row.clamp(0, weight.shape[0] - 1), weight)
+            x = self.tp.leave(rows * inside[..., None])
+        if positions is not None:
+            x = x + positions[self.tp.share(tokens.shape[1])]
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+class NativeHead(SplitModule):
+    """Final norm, projection to the vocabulary, loss. Logits stay split over the group.
+
+    The loss is the sum over tokens divided by ``num_tokens``, those of the whole step, so that
+    gradients of micro-batches and replicas only have to be added.
+    """
+
+    def __init__(self, spec: Head, tp: TensorGroup, *, num_tokens: int) -> None:
+        """The projection, and the norm and bias that ``spec`` has."""
+        super().__init__(tp)
+        self.spec, self.num_tokens = spec, num_tokens
+        self.norm = NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
+        like = TIED_TO if spec.tied else ""
+        self.add("projection", (spec.vocab, spec.hidden), Traits(split=0, std=STD, like=like))
+        if spec.bias:
+            self.add("bias", (spec.vocab,), Traits(split=0))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Residual stream and targets (batch, sequence) -> loss, a scalar."""
+        weight = self.own("projection")
+        assert weight is not None
+
+        def logits(entered: Tensor) -> Tensor:
+            return functional.linear(entered, weight, self.own("bias"))
+
+        normed = self.norm(x)
+        if self.tp.sequence:
+            own = without_output(self.tp.enter, normed, logits)
+        else:
+            own = logits(self.tp.enter(normed))
+        if own.dtype in (torch.bfloat16, torch.float16):
+            own = own.float()
+        first = _first_row(self.spec.vocab, self.tp)
+        loss = vocabulary_loss(own.flatten(0, 1), targets.flatten(), first, self.tp)
+        return loss / self.num_tokens
+
+    def tie(self, embedding: NativeEmbedding) -> None:
+        """Project with the embedding's matrix."""
+        self.register_parameter("projection", embedding.get_parameter("tokens"))
+
+
+def _first_row(vocab: int, tp: TensorGroup) -> int:
+    """The first token whose row this rank holds."""
+    if tp.mesh is None:
+        return 0
+    _, offset = compute_local_shape_and_global_offset((vocab,), tp.mesh, [Shard(0)])
+    return offset[0]

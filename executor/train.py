@@ -1,0 +1,204 @@
+"""Training as one rank does it: set up, steps, record."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from executor.data import open_data
+from executor.job import check_plan
+from executor.planned import planned_traffic
+from executor.progress import Progress
+from executor.runrecord import RankFacts, StepFacts, run_document
+from executor.traffic import Traffic, TrafficLog
+from executor.trainer import Trainer
+from planner.planreader import load_plan
+from profiles.errors import InputError, Problem
+from profiles.layers import Embedding
+from profiles.outputfile import save_text
+
+if TYPE_CHECKING:
+    from executor.data import Sequences
+    from executor.job import Job
+    from planner.plan import Plan
+
+__all__ = ["train"]
+
+KIB = 1024
+COUNTED = 1  # step whose collectives are counted; in the first, stages also agree on shapes
+
+
+def train(job: Job) -> None:
+    """Train as the job says; rank 0 writes ``log.jsonl`` and ``run.json``.
+
+    Raises ``InputError`` where the job does not fit the plan or the data.
+    """
+    plan = load_plan(job.plan)
+    check_plan(plan, str(job.plan))
+    _check_world(plan, job)
+    device = _device(job.device)
+    if device.type == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        _Run(job, plan, device).run()
+    finally:
+        dist.destroy_process_group()
+
+
+def _check_world(plan: Plan, job: Job) -> None:
+    world, ranks = int(os.environ["WORLD_SIZE"]), plan.layout.mesh.num_ranks
+    if world != ranks:
+        message = f"is for {ranks} ranks, torchrun started {world}"
+        hint = f"nodes x --nproc-per-node must be {ranks}"
+        raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
+
+
+def _device(wanted: str) -> torch.device:
+    """The device of this rank, made the current one."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+class _Run:
+    """The steps of one rank."""
+
+    def __init__(self, job: Job, plan: Plan, device: torch.device) -> None:
+        self.job, self.plan, self.device = job, plan, device
+        training = plan.inputs.training
+        self.data = self._open_data()
+        self.trainer = Trainer(
+            plan.inputs.model,
+            plan.layout,
+            training,
+            job.recipe,
+            device=device,
+            num_steps=job.steps,
+        )
+        self.passes: list[dict[str, float]] = []
+        self.steps: list[StepFacts] = []
+        self.ran = Traffic({}, {})
+        self.started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+
+    def _open_data(self) -> Sequences:
+        training, first = self.plan.inputs.training, self.plan.inputs.model.layers[0]
+        assert isinstance(first, Embedding)
+        return open_data(
+            self.job.data,
+            vocab=first.vocab,
+            seq_len=training.seq_len,
+            sequences=self.job.steps * training.global_batch,
+            seed=self.job.recipe.seed,
+        )
+
+    def run(self) -> None:
+        """All steps, then the record."""
+        context = self.plan.inputs.context
+        training, used = self.plan.inputs.training, self.plan.layout.mesh.num_ranks
+        rate = self.plan.inputs.cluster.slowest_device.peak_flop_per_s[training.precision.gemm]
+        progress = Progress(
+            self.job.out / "log.jsonl",
+            num_steps=self.job.steps,
+            flop_of_a_step=context.model_flop_per_sequence * training.global_batch,
+            peak=rate * used,
+        )
+        is_first = dist.get_rank() == 0
+        with progress if is_first else nullcontext():
+            for step in range(self.job.steps):
+                facts = self._step(step)
+                if is_first:
+                    progress.tell(facts, self._memory()[2])
+        self._record()
+
+    def _step(self, step: int) -> StepFacts:
+        tokens, targets = self._batch(step)
+        began_s = time.perf_counter()
+        if step == min(COUNTED, self.job.steps - 1):  # once: later steps run the same
+            with TrafficLog(self.trainer.mesh.axes) as log:
+                result = self.trainer.step(tokens, targets)
+            self.ran = log.traffic
+        else:
+            result = self.trainer.step(tokens, targets)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        step_s = time.perf_counter() - began_s
+        self.passes.append(self.trainer.clock.take())
+        facts = StepFacts(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=result.lr,
+            step_s=step_s,
+            tokens_per_s=self.plan.inputs.training.tokens / step_s,
+        )
+        self.steps.append(facts)
+        return facts
+
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequences of this replica of a step."""
+        batch = self.plan.inputs.training.global_batch
+        share = batch // self.plan.layout.mesh.dp
+        first = step * batch + self.trainer.mesh.replica * share
+        rows = self.data.rows(first, share).to(self.device, non_blocking=True)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def _memory(self) -> tuple[int | None, int | None, int]:
+        """Peak bytes: allocated, reserved, and of the device (on a CPU, of the process)."""
+        if self.device.type == "cpu":
+            factor = 1 if sys.platform == "darwin" else KIB
+            return None, None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * factor
+        free, total = torch.cuda.mem_get_info()
+        reserved = torch.cuda.max_memory_reserved()
+        outside = total - free - torch.cuda.memory_reserved()
+        return torch.cuda.max_memory_allocated(), reserved, reserved + outside
+
+    def _facts(self) -> RankFacts:
+        allocated, reserved, whole = self._memory()
+        trainer, model = self.trainer, self.plan.inputs.model
+        planned = planned_traffic(
+            trainer.parts,
+            trainer.mesh,
+            self.plan.inputs.training,
+            trainer.numbers,
+            model=model,
+        )
+        late = self.passes[1:] or self.passes
+        return RankFacts(
+            rank=dist.get_rank(),
+            stage=trainer.mesh.stage,
+            parameters=trainer.num_held,
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            device_bytes=whole,
+            forward_s=median(each.get("forward", 0.0) for each in late),
+            backward_s=median(each.get("backward", 0.0) for each in late),
+            ran=self.ran.document(),
+            planned=planned.document(),
+        )
+
+    def _record(self) -> None:
+        facts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(facts, asdict(self._facts()))
+        if dist.get_rank() != 0:
+            return
+        software = {
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "started": self.started,
+        }
+        ranks = [RankFacts(**each) for each in facts]
+        document = run_document(self.plan, self.steps, ranks, software=software)
+        save_text(json.dumps(document, indent=2) + "\n", self.job.out / "run.json", force=True)

@@ -1,0 +1,133 @@
+"""Trainer: the part of a plan that one rank runs, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from executor.clock import Clock
+from executor.gradients import TiedEnds, scale_gradients, squared_norm, sum_partial
+from executor.mesh import RankMesh
+from executor.optimizer import learning_rate, make_optimizer
+from executor.parallelize import parallelize
+from executor.pipeline import Accumulation, Part, Passes, Pipeline
+from executor.precision import Numbers, numbers_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from costmodel.layout import Layout
+    from executor.job import Recipe
+    from profiles.model import ModelSpec
+    from profiles.training import TrainingSpec
+
+__all__ = ["StepResult", "Trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of one step: mean loss of a token, norm of the gradients before clipping, learning rate."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+
+
+class Trainer:
+    """Model, optimizer and passes of this rank; the same values on every rank of the job."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        training: TrainingSpec,
+        recipe: Recipe,
+        *,
+        device: torch.device,
+        num_steps: int,
+        numbers: Numbers | None = None,
+    ) -> None:
+        """``numbers``: other types than the training run's."""
+        self.layout, self.recipe, self.num_steps = layout, recipe, num_steps
+        self.device = device
+        self.numbers = numbers or numbers_of(training)
+        self.mesh = RankMesh(layout, device.type)
+        self.clock = Clock(device)
+        self.parts = [
+            Part(
+                number,
+                *parallelize(
+                    model,
+                    chunk,
+                    self.mesh,
+                    self.numbers,
+                    num_tokens=training.tokens,
+                    seed=recipe.seed,
+                    device=device,
+                ),
+            )
+            for number, chunk in enumerate(layout.chunks)
+            if chunk.stage == self.mesh.stage
+        ]
+        self.tied = TiedEnds(model, layout, self.parts)
+        self.passes = self._passes(model, training)
+        self.optimizer = make_optimizer(training.optimizer, self.parameters(), recipe)
+        self.done = 0
+
+    def _passes(self, model: ModelSpec, training: TrainingSpec) -> Passes:
+        if self.layout.num_stages == 1:
+            return Accumulation(self.layout, self.parts[0], self.clock)
+        assert model.hidden is not None
+        return Pipeline(
+            self.layout,
+            self.parts,
+            self.mesh.pipeline,
+            self.clock,
+            seq_len=training.seq_len,
+            hidden=model.hidden,
+            dtype=self.numbers.activations,
+            device=self.device,
+        )
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """What this rank holds, by its name in the model."""
+        return {name: p for part in self.parts for name, p in part.chain.named_parameters()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What this rank holds."""
+        return [p for part in self.parts for p in part.chain.parameters()]
+
+    @property
+    def num_held(self) -> int:
+        """Parameter elements that this rank holds between steps."""
+        return sum(getattr(p, "_local_tensor", p).numel() for p in self.parameters())
+
+    def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
+        """Run the passes on this replica's sequences; loss and norm, the same on all ranks."""
+        loss = self.passes.run(tokens, targets)
+        own = self.parameters()
+        sum_partial(own)
+        self.tied.sum()
+        squares = squared_norm(own, self.tied.copies)
+        counted = loss if self.mesh.tensor_rank == 0 else torch.zeros_like(loss)
+        sums = torch.stack((counted.double(), squares.double()))
+        dist.all_reduce(sums)
+        total, square = sums.tolist()
+        return float(total), float(square) ** 0.5
+
+    def step(self, tokens: Tensor, targets: Tensor) -> StepResult:
+        """One optimizer step on the global batch, of which these are this replica's sequences."""
+        loss, norm = self.gradients(tokens, targets)
+        clip = self.recipe.clip
+        if clip and norm > clip:
+            scale_gradients(self.parameters(), clip / norm)
+        lr = learning_rate(self.recipe, self.done, self.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return StepResult(loss, norm, lr)

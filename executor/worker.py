@@ -1,0 +1,68 @@
+"""One rank of a job: ``python -m executor.worker PLAN ...``, started by torchrun.
+
+It reads RANK, WORLD_SIZE and LOCAL_RANK, trains, and rank 0 writes the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from executor.failures import TOLD_HERE, leave_note
+from executor.job import DEVICES, Job, Recipe
+from profiles.errors import ExitCode, ParplanError
+
+__all__ = ["main"]
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def parse(arguments: list[str]) -> Job:
+    """The job of a command line, as ``Job.arguments`` writes it."""
+    usual = Recipe()
+    parser = argparse.ArgumentParser(prog="python -m executor.worker")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    for name in ("lr", "weight-decay", "clip"):
+        parser.add_argument(f"--{name}", type=float, default=getattr(usual, name.replace("-", "_")))
+    for name in ("warmup", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
+    own = vars(parser.parse_args(arguments))
+    names = ("lr", "warmup", "weight_decay", "clip", "seed")
+    recipe = Recipe(**{name: own.pop(name) for name in names})
+    return Job(recipe=recipe, **own)
+
+
+def main() -> None:
+    """Run this rank; leave a note where it fails."""
+    _die_with_the_launcher()
+    job = parse(sys.argv[1:])
+    rank = int(os.environ["RANK"])
+    try:
+        from executor.train import train  # noqa: PLC0415 - its errors are this rank's too
+
+        train(job)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher tells it
+        failure = leave_note(job.out, rank, error)
+        is_mistake = isinstance(error, ParplanError)  # which all ranks make alike
+        if TOLD_HERE not in os.environ and not failure.of_peer and (rank == 0 or not is_mistake):
+            sys.stderr.write(f"rank {rank}: {failure.message}\n")
+            sys.stderr.flush()
+        os._exit(failure.exit_code or int(ExitCode.NO))  # peers may hold threads of ours
+
+
+def _die_with_the_launcher() -> None:
+    """No rank outlives its launcher, however that ends. Only Linux can promise it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the native executor can run: rules beside the degrees of ``LauncherRules``.
+
+The search and the executor ask the same functions, so nothing is planned that would be refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from costmodel.layout import RecomputeKind
+from costmodel.schedules import SCHEDULES
+from planner.launchers import LAUNCHERS
+from planner.rules import SPLIT_RULE
+from profiles.layers import Block, Embedding, ExpertFeedForward, Head
+from profiles.training import GradDtype, Optimizer, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from costmodel.layout import Layout, Strategy
+    from profiles.layers import Layer
+    from profiles.model import ModelSpec
+    from profiles.training import TrainingSpec
+
+__all__ = ["layout_problems", "model_problems", "training_problems"]
+
+PRECISIONS: Final = (Precision.BF16, Precision.FP32)
+OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
+MODULES: Final = ("core_attn", "layernorm", "mlp")
+
+
+def model_problems(model: ModelSpec, training: TrainingSpec) -> list[str]:
+    """Parts of a model for which there is no native layer."""
+    layers = [run.layer for run in model.runs]
+    found = [problem for layer in layers for problem in _layer_problems(layer)]
+    ends = [type(layer) for layer in layers if not isinstance(layer, Block)]
+    if ends != [Embedding, Head] or not isinstance(layers[0], Embedding):
+        found.append("the model is not an embedding, blocks and a head")
+        return found
+    positions = layers[0].positions
+    rotary = all(block.attention.rope for block in layers if isinstance(block, Block))
+    if positions and positions < training.seq_len:
+        found.append(f"{positions} learned positions for sequences of {training.seq_len} tokens")
+    if not positions and not rotary:
+        found.append("positions are neither rotary nor learned")
+    return found
+
+
+def _layer_problems(layer: Layer) -> Iterator[str]:
+    if not isinstance(layer, Block):
+        return
+    attention = layer.attention
+    lacking = {
+        "mixture of experts": isinstance(layer.feed_forward, ExpertFeedForward),
+        "latent attention": attention.latent is not None,
+        "cross-attention": attention.cross is not None,
+        "attention sinks": attention.sinks,
+        "sequences of a length of their own": layer.tokens is not None,
+    }
+    yield from (f"no native {what}" for what, is_there in lacking.items() if is_there)
+    legal = (1, 2) if layer.parallel else (2, 4)
+    if layer.num_norms not in legal:
+        yield f"no native block with {layer.num_norms} norms"
+
+
+def training_problems(training: TrainingSpec) -> list[str]:
+    """What of a training run the executor cannot do."""
+    found = []
+    if training.precision not in PRECISIONS:
+        found.append(f"precision {training.precision}; expected one of {', '.join(PRECISIONS)}")
+    if training.optimizer not in OPTIMIZERS:
+        found.append(f"optimizer {training.optimizer}; expected one of {', '.join(OPTIMIZERS)}")
+    if training.grad_dtype is GradDtype.FP16:
+        found.append("gradients in fp16; expected fp32 or bf16")
+    if training.attention.stores_scores:
+        found.append(f"attention {training.attention}, which stores scores; expected flash2")
+    return found
+
+
+def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) -> list[str]:
+    """What of a layout the executor cannot do, each with its rule."""
+    mesh, schedule = layout.mesh, SCHEDULES[layout.schedule]
+    found = [
+        f"{name} {getattr(mesh, name)}; native runs tp, dp and pp"
+        for name in ("cp", "ep", "expert_tp")
+        if getattr(mesh, name) > 1
+    ]
+    if layout.schedule not in LAUNCHERS["native"].schedules:
+        known = ", ".join(LAUNCHERS["native"].schedules)
+        found.append(f"schedule {layout.schedule}; expected one of {known}")
+    problem = schedule.problem(layout.shape)
+    if problem is not None:
+        found.append(problem)
+    if layout.schedule == "1f1b" and layout.num_microbatches < layout.num_stages:
+        found.append(
+            f"1f1b with {layout.num_microbatches} micro-batches for {layout.num_stages} stages; "
+            "it needs at least as many"
+        )
+    if mesh.dp * layout.micro_batch * layout.num_microbatches != training.global_batch:
+        found.append(
+            f"dp {mesh.dp} x micro-batch {layout.micro_batch} x {layout.num_microbatches} are not "
+            f"the global batch {training.global_batch}"
+        )
+    places = tuple((chunk.stage, chunk.chunk) for chunk in layout.chunks)
+    if places not in schedule.paths(layout.shape):
+        found.append(f"chunks are not placed as {layout.schedule} runs them")
+    for strategy in layout.strategies:
+        found += _strategy_problems(model, training, layout, strategy)
+    ends = (layout.chunks[0].spans[0].strategy, layout.chunks[-1].spans[-1].strategy)
+    if model.tied and ends[0] != ends[1]:
+        found.append("tied embedding and head under different strategies")
+    return list(dict.fromkeys(found))
+
+
+def _strategy_problems(
+    model: ModelSpec, training: TrainingSpec, layout: Layout, own: Strategy
+) -> Iterator[str]:
+    if (own.tp, own.dp) != (layout.mesh.tp, layout.mesh.dp):
+        yield f"layers with tp {own.tp} in a job of tp {layout.mesh.tp}; native runs one tp a job"
+    if own.sequence_parallel and training.seq_len % own.tp:
+        yield f"sequences of {training.seq_len} tokens do not divide by tp {own.tp}"
+    for run in model.runs:
+        if isinstance(run.layer, Block):
+            yield from _undivided(run.layer, own.tp)
+    splits = SCHEDULES[layout.schedule].splits
+    if splits and own.dp > 1 and own.zero not in LAUNCHERS["native"].split_zero:
+        yield (
+            f"ZeRO-{own.zero} with {layout.schedule}: gradients would be reduced before its split "
+            "backward passes have made them; expected ZeRO-0 or 1"
+        )
+    if splits and own.recompute.kind is not RecomputeKind.NONE:
+        yield f"recompute with {layout.schedule}: {SPLIT_RULE}"
+    unknown = [module for module in own.recompute.modules if module not in MODULES]
+    if unknown:
+        yield f"recomputation of {', '.join(unknown)}; expected {', '.join(MODULES)}"
+
+
+def _undivided(block: Block, tp: int) -> Iterator[str]:
+    sizes = {"heads": block.attention.heads, "key/value heads": block.attention.kv_heads}
+    if not isinstance(block.feed_forward, ExpertFeedForward):
+        sizes["inner features"] = block.feed_forward.ffn_hidden
+    yield from (f"{n} {what} do not divide by tp {tp}" for what, n in sizes.items() if n % tp)

@@ -1,0 +1,227 @@
+"""``parplan launch``: a run end to end, and everything that can go wrong, told once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+LIMIT_S = 150
+
+
+def parplan(*arguments, cwd, **how):
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, **how,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model, and a plan of it for two ranks with two stages."""
+    place = tmp_path_factory.mktemp("launch")
+    (place / "model.json").write_text(json.dumps(CONFIG))
+    done = parplan(
+        "estimate", "--model", "model.json", "--cluster", "2xcpu", "--global-batch", 4,
+        "--seq-len", 32, "--precision", "fp32", "--pp", 2, "--format", "yaml", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (place / "plan.yaml").write_text(done.stdout)
+    return place
+
+
+def left_running(marker):
+    """Processes whose command line has ``marker``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(marker).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    done = parplan("launch", "plan.yaml", "--steps", 4, "--out", "run", "--lr", 1e-3, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done, json.loads((folder / "run" / "run.json").read_text())
+
+
+def test_a_run_is_told_beside_its_estimate(run):
+    done, record = run
+    assert "Measured beside the estimate" in done.stdout
+    assert "step 4/4" in done.stderr
+    assert record["measured"]["step_s"] > 0
+    assert record["estimate"]["step_s"] > 0
+    assert [stage["stage"] for stage in record["stages"]] == [0, 1]
+    assert len(record["steps"]) == 4
+    assert record["steps"][-1]["loss"] < record["steps"][0]["loss"]
+    for rank in record["ranks"]:
+        assert rank["ran"] == rank["planned"]
+        assert rank["device_bytes"] > 0
+    assert {rank["stage"] for rank in record["ranks"]} == {0, 1}
+
+
+@pytest.mark.usefixtures("run")
+def test_each_step_has_a_line_in_the_log(folder):
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert lines[0].keys() >= {"loss", "tokens_per_s", "mfu", "memory_bytes", "grad_norm", "lr"}
+
+
+@pytest.mark.usefixtures("run")
+def test_validate_reads_a_run(folder):
+    done = parplan("validate", "--runs", "run/run.json", "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert '"parplan"' in done.stdout
+
+
+@pytest.mark.usefixtures("run")
+def test_calibrate_reads_a_folder_of_runs(folder):
+    for number in range(3):
+        record = json.loads((folder / "run" / "run.json").read_text())
+        record["row"]["id"] += f"-{number}"
+        place = folder / "several" / str(number)
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps(record))
+    done = parplan("calibrate", "--runs", "several", "-o", "mine.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((folder / "mine.yaml").read_text())["kind"] == "calibration"
+
+
+def test_print_gives_the_line_of_each_node(folder):
+    done = parplan(
+        "launch", "plan.yaml", "--steps", 4, "--out", "x", "--nnodes", 2, "--print",
+        "--rdzv-endpoint", "one:29500", "--rdzv-id", "mine", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "export OMP_NUM_THREADS=1" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint one:29500 "
+        "--rdzv-id mine -m executor.worker plan.yaml --steps 4 --data synthetic --out x"
+    )
+    assert not (folder / "x").exists()
+
+
+def test_slurm_gives_a_script_that_bash_reads(folder):
+    done = parplan("launch", "plan.yaml", "--steps", 4, "--out", "x", "--slurm", cwd=folder)
+    assert "#SBATCH --nodes=1" in done.stdout
+    assert "srun torchrun" in done.stdout
+    checked = subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False)  # noqa: S607
+    assert checked.returncode == 0
+
+
+def test_a_plan_that_cannot_run_is_refused_before_anything_starts(folder):
+    plan = yaml.safe_load((folder / "plan.yaml").read_text())
+    plan["pipeline"]["schedule"] = "zb-h1"
+    (folder / "other.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    done = parplan("launch", "other.yaml", "--steps", 1, "--out", "x", cwd=folder)
+    assert done.returncode == 2
+    assert "schedule zb-h1; expected one of gpipe, 1f1b" in done.stderr
+    assert not (folder / "x").exists()
+
+
+def test_a_plan_of_another_model_is_refused(folder):
+    (folder / "else").mkdir(exist_ok=True)
+    (folder / "else" / "model.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 5}))
+    (folder / "else" / "plan.yaml").write_text((folder / "plan.yaml").read_text())
+    done = parplan("launch", "plan.yaml", "--steps", 1, "--out", "x", cwd=folder / "else")
+    assert done.returncode == 2
+    assert "is not what this plan was made for" in done.stderr
+
+
+def test_too_little_data_is_told_before_anything_starts(folder):
+    (folder / "texts").mkdir()
+    (folder / "texts" / "a.txt").write_text("to be or not to be " * 20)
+    done = parplan("launch", "plan.yaml", "--steps", 9, "--data", "texts", "--out", "x", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("texts: has 11 sequences")
+
+
+def test_a_wrong_number_of_ranks_is_told_by_one(folder):
+    """As somebody who types torchrun by hand does it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1",
+         "-m", "executor.worker", "plan.yaml", "--steps", "1", "--data", "synthetic",
+         "--out", "wrong"],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    note = json.loads((folder / "wrong" / "errors" / "rank-0.json").read_text())
+    assert "is for 2 ranks, torchrun started 1" in note["message"]
+    assert done.stderr.count("is for 2 ranks") == 1
+
+
+def test_a_port_in_use_is_told(folder):
+    import socket  # noqa: PLC0415
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = parplan(
+            "launch", "plan.yaml", "--steps", 1, "--out", "port",
+            "--rdzv-endpoint", f"127.0.0.1:{port}", cwd=folder,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "ranks cannot meet" in done.stderr
+
+
+def test_a_rank_that_dies_ends_the_job_with_its_name(folder):
+    command = [
+        sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", "100000", "--out",
+        str(folder / "dies"),
+    ]  # fmt: skip
+    job = subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    log, until = folder / "dies" / "log.jsonl", time.monotonic() + LIMIT_S
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    victim = next(
+        pid
+        for pid in left_running(folder / "dies")
+        if pid != job.pid and b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+    os.kill(victim, signal.SIGKILL)
+    killed_s = time.monotonic()
+    _, stderr = job.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - killed_s < 30
+    assert job.returncode == 1
+    assert "rank 1: killed by SIGKILL" in stderr
+    assert left_running(folder / "dies") == []
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(folder):
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", "100000", "--out",
+         str(folder / "orphans")],
+        cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    log, until = folder / "orphans" / "log.jsonl", time.monotonic() + LIMIT_S
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    job.kill()
+    job.wait()
+    until = time.monotonic() + 10
+    while left_running(folder / "orphans") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert left_running(folder / "orphans") == []
