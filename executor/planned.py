@@ -35,8 +35,6 @@ from profiles.layers import QKNorm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.distributed.fsdp import FSDPModule
-
     from costmodel.layout import Layout, Strategy
     from executor.mesh import RankMesh
     from executor.models.chain import Chain
@@ -116,6 +114,7 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
     yield from _tied_ends(part, sizes)
     for unit, strategy in part.data_parallel.units:
         if strategy.dp > 1:
+            assert isinstance(unit, nn.Module)
             yield from _of_zero(part.chain, unit, strategy, sizes)
 
 
