@@ -26,6 +26,7 @@ __all__ = ["Source", "launch_line", "read_flags", "world_size"]
 ENOUGH: Final = 2  # arguments of the table, for a command to be a launch line
 _PROCESSES: Final = ("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus")
 _NODES: Final = ("--nnodes", "--nodes", "-N", "--num_nodes")
+_FILE: Final = re.compile(r"[^\s-]\S*\.\w+")  # meant as a path
 _SBATCH: Final = re.compile(r"^#SBATCH\s+(--?[\w-]+)[= ]\s*(\d+)", re.MULTILINE)
 
 
@@ -48,6 +49,10 @@ class Source:
     def commands(self) -> list[Command]:
         """The commands of a script, or the typed arguments as one."""
         text = self.text
+        if not self.is_file and _FILE.fullmatch(text):
+            message = f"there is no file {text[:80]!r}"
+            expected = "the path of a file, or arguments"
+            raise InputError(Problem(where=self.where, message=message, expected=expected))
         if not text.strip():
             raise InputError(Problem(where=self.where, message="there is nothing to read"))
         first = next((w for w in text.split("\n") if w.strip() and not w.startswith("#")), "")

@@ -114,7 +114,7 @@ def launcher(name: str, version: str | None = None) -> tuple[Launcher, str]:
     if name not in _LAUNCHERS:
         message = f"there is no launcher {name!r} to export to or to import from"
         expected, hint = f"one of {', '.join(NAMES)}", nearest(name, NAMES)
-        raise InputError(Problem(where="--to", message=message, expected=expected, hint=hint))
+        raise InputError(Problem(where="launcher", message=message, expected=expected, hint=hint))
     found = _LAUNCHERS[name]
     if version is None:
         return found, found.versions[0]

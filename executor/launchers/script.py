@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from executor.launchers.shellwords import Statement, Word, statements
+from executor.launchers.shellwords import Statement, UnclosedError, Word, statements
 from profiles import yamlfile
+from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -84,10 +85,19 @@ class _Shell:
         return self.found
 
     def _run(self, text: str, *, operators: bool = True) -> None:
-        for statement in statements(text, operators=operators):
+        for statement in self._statements(text, operators=operators):
             words = self._past_control(statement)
             if words:
                 self._command(words)
+
+    def _statements(self, text: str, *, operators: bool = True) -> list[Statement]:
+        try:
+            return statements(text, operators=operators)
+        except UnclosedError as unclosed:
+            where = f"{self.path}:{unclosed.line}:{unclosed.column}"
+            raise InputError(
+                Problem(where=where, message="a quote begins here and does not end")
+            ) from None
 
     # --- conditions --------------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ class _Shell:
         return [] if part.name in ("@", "*") else [_unknown(f"${part.name}")]
 
     def _default(self, part: Part) -> list[str]:
-        words = (word for statement in statements(part.default) for word in statement.words)
+        words = (word for statement in self._statements(part.default) for word in statement.words)
         return [" ".join(text for word in words for text in self._texts(word))]
 
     def _arithmetic(self, text: str) -> str:

@@ -9,13 +9,22 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Part", "Statement", "Word", "statements"]
+__all__ = ["Part", "Statement", "UnclosedError", "Word", "statements"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
 _BRACED: Final = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL
 )
 _OPERATORS: Final = (";;", "&&", "||", ";", "|", "&")
+
+
+class UnclosedError(ValueError):
+    """A quote begins at ``line`` and ``column`` and never ends."""
+
+    def __init__(self, line: int, column: int) -> None:
+        """Both from 1."""
+        super().__init__(f"a quote begins at {line}:{column} and does not end")
+        self.line, self.column = line, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Statement:
 
 def statements(text: str, *, operators: bool = True) -> list[Statement]:
     """The commands of a text in order. Without ``operators`` the text is one list of words, in
-    which ``|``, ``;``, ``&`` and brackets are letters like others.
+    which ``|``, ``;``, ``&`` and brackets are letters like others. Raises ``UnclosedError``.
     """
     return _Lexer(text, operators=operators).statements()
 
@@ -162,12 +171,13 @@ class _Lexer:
         """What begins with ``char`` inside a word."""
         if char in "$`":
             return [self._variable(quoted=False)]
+        opened = UnclosedError(self.line, self.at - self.line_start + 1)
         self._next()
         if char == "\\":
             return [Part(self._next(), quoted=True)]
         if char == "'":
-            return [Part(self._until("'"), quoted=True)]
-        return self._double_quoted() if char == '"' else [Part(char)]
+            return [Part(self._until("'", opened), quoted=True)]
+        return self._double_quoted(opened) if char == '"' else [Part(char)]
 
     def _items(self) -> tuple[Word, ...]:
         self._next()
@@ -183,14 +193,16 @@ class _Lexer:
                 items.append(self._word())
         return tuple(items)
 
-    def _until(self, end: str) -> str:
+    def _until(self, end: str, opened: UnclosedError | None = None) -> str:
         stop = self.text.find(end, self.at)
+        if stop < 0 and opened:
+            raise opened
         stop = len(self.text) if stop < 0 else stop
         taken = self._next(stop - self.at)
         self._next()
         return taken
 
-    def _double_quoted(self) -> list[Part]:
+    def _double_quoted(self, opened: UnclosedError) -> list[Part]:
         parts = [Part("", quoted=True)]
         while self.at < len(self.text) and not self._starts('"'):
             if self._starts("\\\n"):
@@ -202,6 +214,8 @@ class _Lexer:
                 parts.append(self._variable(quoted=True))
             else:
                 parts.append(Part(self._next(), quoted=True))
+        if self.at >= len(self.text):
+            raise opened
         self._next()
         return parts
 

@@ -115,7 +115,10 @@ def test_several_launch_lines_are_named_and_one_is_picked(tmp_path):
         ),
         ("--tensor-model-parallel-size --micro-batch-size 1", "has nothing"),
         ("--recompute-granularity ful --micro-batch-size 1", "did you mean full?"),
-        ("--micro-batch-size 1 --global-batch-size 'unterminated", "expected a whole number"),
+        (
+            "--micro-batch-size 1 --global-batch-size 'unterminated",
+            "a quote begins here and does not end",
+        ),
     ],
 )
 def test_unreadable_arguments_are_told_with_place_and_cure(text, words):
@@ -188,3 +191,14 @@ def test_a_galvatron_plan_whose_layers_differ_in_tp_is_refused(tmp_path):
     found, _ = launcher("galvatron")
     with pytest.raises(InputError, match="1 in layers 0-1, 2 in layers 2-3"):
         found.hear(found.tell(Source(str(path)), num_gpus=8, version="vocab_sdp"))
+
+
+@pytest.mark.parametrize("text", ["--flag 'a b", '--flag "a b', 'run --flag "${A:-it}'])
+def test_a_quote_without_end_is_refused_with_its_place(text):
+    with pytest.raises(InputError, match=r"arguments:1:\d+: a quote begins here"):
+        Source(text).commands()
+
+
+def test_a_path_that_does_not_exist_is_not_taken_for_arguments():
+    with pytest.raises(InputError, match=r"there is no file 'jobs/launch\.sh'"):
+        Source("jobs/launch.sh").commands()
