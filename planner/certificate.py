@@ -9,35 +9,17 @@ step, which the solvers minimise; the bound of the whole space is the search's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planner.build import NANO, CandidateProblem
+from planner.plan import Certificate
 from planner.solvers import solve
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext
     from planner.search import Finalist
 
-__all__ = ["Certificate", "certify"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """``objective_s``: the closed form of the step of the best assignment known; ``bound_s``: what
-    no assignment of the candidate is below, by ``solver``. ``note``: where a solver failed.
-    """
-
-    solver: str
-    objective_s: float
-    bound_s: float
-    note: str = ""
-    cpu_s: float = field(default=0.0, compare=False)
-
-    @property
-    def gap(self) -> float:
-        """Relative distance of the two; about 1e-6 is the solver's tolerance."""
-        return max(0.0, 1 - self.bound_s / self.objective_s)
+__all__ = ["certify"]
 
 
 def certify(

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from costmodel.estimate import Estimate
     from costmodel.layout import Layout
-    from planner.certificate import Certificate
     from planner.choices import Restrictions
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
 __all__ = [
+    "Certificate",
     "Difference",
     "Plan",
     "SearchFacts",
@@ -31,6 +31,24 @@ __all__ = [
 
 SHARDING = ("zero", "shard_group", "sequence_parallel")
 DEGREES = ("tp", "cp", "ep", "expert_tp", "dp", "pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """``objective_s``: the closed form of the step of the best assignment known; ``bound_s``: what
+    no assignment of the candidate is below, by ``solver``. ``note``: where a solver failed.
+    """
+
+    solver: str
+    objective_s: float
+    bound_s: float
+    note: str = ""
+    cpu_s: float = field(default=0.0, compare=False)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the two; about 1e-6 is the solver's tolerance."""
+        return max(0.0, 1 - self.bound_s / self.objective_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.certificate import Certificate
 from planner.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
-from planner.plan import SearchFacts, plan_of
+from planner.plan import Certificate, SearchFacts, plan_of
 from planner.plandocument import KIND, SCHEMA_VERSION, rounded
 from planner.planfile import PlanFile
 from planner.planlayout import read_layout

@@ -26,6 +26,7 @@ from profiles.cluster import NodeGroup
 from profiles.errors import InfeasibleError, InputError, Problem
 from profiles.nearest import nearest
 from profiles.training import TrainingSpec
+from profiles.trainingfile import TrainingFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANGES", "Case", "Outcome", "cases", "parse_change", "parse_sweep", "run_cases"]
 
-OF_TRAINING: Final = tuple(f"training.{name}" for name in TrainingSpec.__dataclass_fields__)
+OF_TRAINING: Final = tuple(
+    f"training.{name}"
+    for name in TrainingFile.model_fields
+    if name in TrainingSpec.__dataclass_fields__
+)
 OF_CLUSTER: Final = ("cluster.num_nodes", "cluster.device", "cluster.price_per_gpu_hour")
 CHANGES: Final = ("model", "cluster", "stack", *OF_CLUSTER, *OF_TRAINING)
 
@@ -194,11 +199,7 @@ def _changed(base: Inputs, case: Case, *, weak: bool) -> Inputs:
         batch = base.training.global_batch * cluster.num_gpus / base.cluster.num_gpus
         training["global_batch"] = str(max(1, round(batch)))
     if training:
-        stated = {
-            name: str(value) for name, value in asdict(inputs.training).items() if value is not None
-        }
-        given = {name: _typed(value) for name, value in {**stated, **training}.items()}
-        inputs = replace(inputs, training=load_training(None, given))
+        inputs = replace(inputs, training=_retrained(inputs.training, training))
     stack = changes.get("stack", inputs.stack)
     calibration, note = load_calibration(stack, cluster, inputs.calibration_ref)
     return checked_inputs(
@@ -211,6 +212,15 @@ def _changed(base: Inputs, case: Case, *, weak: bool) -> Inputs:
             notes=() if note is None else (note,),
         )
     )
+
+
+def _retrained(training: TrainingSpec, changes: Mapping[str, str]) -> TrainingSpec:
+    """A training run with changes, which are read like flags."""
+    names = [name.removeprefix("training.") for name in OF_TRAINING]
+    stated = {name: getattr(training, name) for name in names}
+    given = {**stated, **{name: _typed(value) for name, value in changes.items()}}
+    read = load_training(None, {n: v for n, v in given.items() if v is not None})
+    return replace(training, **{name: getattr(read, name) for name in names})
 
 
 def _typed(text: str) -> Any:

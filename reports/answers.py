@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from costmodel.estimate import StageEstimate
-    from planner.certificate import Certificate
     from planner.explain import Explanation, Rival
-    from planner.plan import Plan
+    from planner.plan import Certificate, Plan
     from planner.planning import Planned
     from planner.sensitivity import Shift
     from planner.smallest import Smallest

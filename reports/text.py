@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.certificate import Certificate
     from planner.explain import BubbleBinding, Explanation, Rival, ScheduleBinding
-    from planner.plan import Plan
+    from planner.plan import Certificate, Plan
     from planner.planning import Planned
     from planner.sensitivity import Lever
     from planner.smallest import Smallest
