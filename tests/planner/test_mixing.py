@@ -100,19 +100,15 @@ def test_weights_are_kept_in_the_order_of_a_fractional_knapsack():
     own = inputs("llama2-7b", "8xa100-40g", 32, 2048)
     problem, solution = persist_or_gather(own, 1, 2 * GIB)
     times, bytes_of = problem.time_ns, problem.memory[0]
-    worth = {
-        c: (times[c][0] - times[c][1]) / (bytes_of[c][1] - bytes_of[c][0])
-        for c in set(problem.chain)
-    }
-    kept = {c for c, j in zip(problem.chain, solution.strategies, strict=True) if j}
-    left = {c for c, j in zip(problem.chain, solution.strategies, strict=True) if not j}
-    largest = max(bytes_of[c][1] - bytes_of[c][0] for c in worth)
-    free = problem.limit[0] - sum(
-        bytes_of[c][j] for c, j in zip(problem.chain, solution.strategies, strict=True)
-    )
+    more = {c: bytes_of[c][1] - bytes_of[c][0] for c in set(problem.chain)}
+    worth = {c: (times[c][0] - times[c][1]) / size for c, size in more.items() if size > 0}
+    chosen = list(zip(problem.chain, solution.strategies, strict=True))
+    kept = [worth[c] for c, j in chosen if j and c in worth]
+    left = [worth[c] for c, j in chosen if not j and c in worth]
+    free = problem.limit[0] - sum(bytes_of[c][j] for c, j in chosen)
     assert kept
     assert left
-    assert min(worth[c] for c in kept) >= max(worth[c] for c in left) or free < largest
+    assert min(kept) >= max(left) or free < max(more.values())
 
 
 def test_keeping_weights_gains_more_the_more_micro_batches_share_them():
