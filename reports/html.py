@@ -17,12 +17,12 @@ from reports.sections import (
     Section,
     assumptions_section,
     choices_section,
+    cost_sections,
     decisions_section,
     front_section,
     interval_section,
     layout_section,
     memory_section,
-    memory_sections_of_plans,
     rivals_section,
     search_section,
     sensitivity_section,
@@ -95,7 +95,7 @@ def comparison_page(answer: dict[str, Any], found: Comparison) -> str:
     sections = [
         decisions_section(found),
         interval_section(answer),
-        *memory_sections_of_plans(answer),
+        *cost_sections(answer),
     ]
     for at, (name, plan) in enumerate(found.plans):
         sections.append(layout_section(plan, name=name, key=f"layout-{at}"))

@@ -43,12 +43,12 @@ __all__ = [
     "Table",
     "assumptions_section",
     "choices_section",
+    "cost_sections",
     "decisions_section",
     "front_section",
     "interval_section",
     "layout_section",
     "memory_section",
-    "memory_sections_of_plans",
     "rivals_section",
     "search_section",
     "sensitivity_section",
@@ -313,7 +313,7 @@ def interval_section(answer: Answer) -> Section:
     )
 
 
-def memory_sections_of_plans(answer: Answer) -> Iterator[Section]:
+def cost_sections(answer: Answer) -> Iterator[Section]:
     """Seconds by cause and memory by kind, a bar for each plan."""
     plans = answer["plans"]
     names = [each["name"] for each in plans]
