@@ -204,7 +204,7 @@ def _of_zero(chain: Chain, first: FSDPModule, strategy: Strategy, sizes: _Sizes)
     """Reductions and gathers of one unit: a layer, or the two that share a matrix."""
     numbers, passes, over = sizes.numbers, sizes.layout.num_microbatches, shards(strategy)
     assert isinstance(first, nn.Module)
-    is_tied = chain.is_tied and first is chain.embedding
+    is_tied = chain.is_tied and isinstance(first, NativeEmbedding)
     layers = [first, chain.head] if is_tied else [first]
     tensors = {id(p): p for layer in layers for p in layer.parameters()}.values()
     padded = sum(_padded(each, over) for each in tensors)
