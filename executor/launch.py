@@ -69,7 +69,7 @@ def environment(plan: Plan) -> dict[str, tuple[str, str]]:
         reason = "gathers and reductions of shards run beside compute; 1 would serialise them"
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = ("32", reason)
     reason = "gathered weights come and go in many sizes; segments grow instead of fragmenting"
-    found["PYTORCH_CUDA_ALLOC_CONF"] = ("expandable_segments:True", reason)
+    found["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", reason)
     found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = ("1", "a rank that dies ends the job, not a timeout")
     if plan.inputs.cluster.num_gpus > plan.inputs.cluster.gpus_per_node:
         found["NCCL_IB_DISABLE"] = ("0", "the plan counts on the network cards between nodes")

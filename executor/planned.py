@@ -202,7 +202,7 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
 def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
     """Reductions and gathers of one unit: a layer, or the two that share a matrix."""
     numbers, passes, over = sizes.numbers, sizes.layout.num_microbatches, shards(strategy)
-    is_tied = chain.is_tied and first is chain.embedding
+    is_tied = chain.is_tied and isinstance(first, NativeEmbedding)
     layers = [first, chain.head] if is_tied else [first]
     tensors = {id(p): p for layer in layers for p in layer.parameters()}.values()
     padded = sum(_padded(each, over) for each in tensors)

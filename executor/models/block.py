@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from executor.models.parameters import SplitModule, Traits
-from executor.models.recomputing import again, without_output
+from executor.models.recomputing import computed_again, without_output
 from profiles.layers import Norm, QKNorm
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class NativeBlock(SplitModule):
     def forward(self, x: Tensor) -> Tensor:
         """Residual stream -> residual stream."""
         if self.recompute.kind == "full":
-            return again(self._plain, x)
+            return computed_again(self._plain, x)
         return self._body(x, frozenset(self.recompute.modules), again=False)
 
     def _plain(self, x: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class NativeBlock(SplitModule):
         self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
     ) -> Tensor:
         own = self.attention
-        core = partial(_again, own.core) if "core_attn" in modules else own.core
+        core = partial(computed_again, own.core) if "core_attn" in modules else own.core
 
         def rest(entered: Tensor) -> Tensor:
             return own.output(core(*own.project(entered)))
@@ -222,8 +222,8 @@ class NativeBlock(SplitModule):
         if "mlp" not in modules:
             return self._entered(norm, x, self.feed_forward, modules, again=again)
         if "layernorm" in modules:
-            return _again(lambda y: self.feed_forward(self.tp.enter(norm(y))), x)
-        return _again(lambda y: self.feed_forward(self.tp.enter(y)), norm(x))
+            return computed_again(lambda y: self.feed_forward(self.tp.enter(norm(y))), x)
+        return computed_again(lambda y: self.feed_forward(self.tp.enter(y)), norm(x))
 
     def _entered(
         self,
@@ -244,9 +244,6 @@ class NativeBlock(SplitModule):
         if self.tp.sequence:
             return without_output(self.tp.enter, norm(x), then)
         return then(self.tp.enter(norm(x)))
-
-
-_again = again  # inside methods that have a keyword of this name
 
 
 @lru_cache(maxsize=8)

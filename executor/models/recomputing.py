@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["again", "without_output"]
+__all__ = ["computed_again", "without_output"]
 
 
-def again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def computed_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """``function(*inputs)``, of which only the inputs are kept; nothing in it is random."""
     result: Tensor = checkpoint(
         function, *inputs, use_reentrant=False, preserve_rng_state=False, determinism_check="none"

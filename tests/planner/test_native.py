@@ -1,0 +1,125 @@
+"""What the native executor cannot do is refused: by the search, and before a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from costmodel.layout import Recompute, RecomputeKind
+from planner import ManualLayout, layout_from_degrees, load_inputs, plan_training
+from planner.native import layout_problems, model_problems, training_problems
+from planner.restrictions import parse_restrictions
+from planner.space import SearchSpace
+from profiles.errors import InputError
+from profiles.training import Optimizer, Precision
+
+CHOICES = {"global_batch": 32, "seq_len": 2048}
+
+
+def inputs_of(model="llama3-8b", cluster="8xh100", **training):
+    return load_inputs(model, cluster, overrides=CHOICES | training)
+
+
+def with_strategy(layout, changes):
+    """The chunks with other strategies."""
+
+    def changed(span):
+        return replace(span, strategy=replace(span.strategy, **changes))
+
+    return tuple(replace(c, spans=tuple(map(changed, c.spans))) for c in layout.chunks)
+
+
+def problems_of(inputs, strategy=None, **degrees):
+    layout = layout_from_degrees(inputs, ManualLayout(**degrees))
+    layout = replace(layout, chunks=with_strategy(layout, strategy or {}))
+    return layout_problems(inputs.model, inputs.training, layout)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "strategy", "words"),
+    [
+        ({"tp": 2, "dp": 4, "zero": 3}, None, None),
+        ({"cp": 2}, None, "cp 2; native runs tp, dp and pp"),
+        ({"pp": 2, "schedule": "zb-h1"}, None, "schedule zb-h1; expected one of gpipe"),
+        ({"pp": 8, "micro_batch": 8}, None, "4 micro-batches for 8 stages"),
+        ({"pp": 2, "chunks": 2, "schedule": "zbv", "zero": 1}, None, None),
+        ({"pp": 2, "chunks": 2, "schedule": "zbv", "zero": 2}, None, "ZeRO-2 with zbv"),
+        ({"pp": 2, "chunks": 2, "schedule": "interleaved-zb", "zero": 3}, None, "ZeRO-3 with"),
+        (
+            {"pp": 2, "chunks": 2, "schedule": "zbv"},
+            {"recompute": Recompute(RecomputeKind.FULL)},
+            "recompute with zbv",
+        ),
+        (
+            {"dp": 8},
+            {"recompute": Recompute(RecomputeKind.SELECTIVE, ("moe_act",))},
+            "recomputation of moe_act",
+        ),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, "layers with tp 4 in a job of tp 2"),
+    ],
+)
+def test_a_layout_is_refused_with_its_rule(degrees, strategy, words):
+    found = problems_of(inputs_of(), strategy, **degrees)
+    assert found == [] if words is None else any(words in problem for problem in found)
+
+
+def test_key_value_heads_and_sequences_must_divide_by_tp():
+    wide = inputs_of(cluster="2x8xh100", seq_len=2047)
+    layout = layout_from_degrees(wide, ManualLayout(tp=8, sequence_parallel=False))
+    strategies = {"tp": 16, "dp": 1, "sequence_parallel": True}
+    chunks = with_strategy(layout, strategies)
+    changed = replace(layout, chunks=chunks, mesh=replace(layout.mesh, tp=16, dp=1))
+    found = layout_problems(wide.model, wide.training, changed)
+    assert "8 key/value heads do not divide by tp 16" in found
+    assert "sequences of 2047 tokens do not divide by tp 16" in found
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama3-8b", None),
+        ("gpt2", None),
+        ("gemma2-9b", None),
+        ("mixtral-8x7b", "no native mixture of experts"),
+        ("deepseek-v3", "no native latent attention"),
+        ("gpt-oss-20b", "no native attention sinks"),
+        ("bloom-176b", "positions are neither rotary nor learned"),
+    ],
+)
+def test_a_model_without_native_layers_is_refused(model, words):
+    inputs = inputs_of(model, "64xh100" if words else "8xh100", seq_len=1024)
+    found = model_problems(inputs.model, inputs.training)
+    assert found == [] if words is None else words in found
+    if words is not None:
+        with pytest.raises(InputError, match="launcher native"):
+            plan_training(inputs, launcher="native")
+
+
+def test_longer_sequences_than_learned_positions_are_refused():
+    inputs = inputs_of("gpt2", seq_len=2048)
+    assert "1024 learned positions" in model_problems(inputs.model, inputs.training)[0]
+
+
+def test_precisions_and_optimizers_that_are_not_native_are_refused():
+    training = inputs_of(precision=Precision.FP16, optimizer=Optimizer.LION).training
+    found = training_problems(training)
+    assert found[0].startswith("precision fp16")
+    assert found[1].startswith("optimizer lion")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "gpipe", "interleaved-1f1b"])
+def test_what_the_search_proposes_for_native_is_native(schedule):
+    inputs = inputs_of(cluster="4x8xh100")
+    restrictions = parse_restrictions([f"schedule={schedule}", "pp=4"], [], [])
+    planned = plan_training(inputs, launcher="native", restrictions=restrictions)
+    for plan in (planned.plan, *planned.runners_up):
+        assert layout_problems(inputs.model, plan.inputs.training, plan.layout) == []
+
+
+def test_the_space_of_native_leaves_no_pipeline_unfilled():
+    inputs = inputs_of(cluster="4x8xh100", global_batch=8)
+    space = SearchSpace(inputs.model, inputs.cluster, inputs.training, launcher="native")
+    found = [each for each in space.degrees() if each.schedule == "1f1b"]
+    assert all(8 // (each.dp * each.micro_batch) >= each.pp for each in found)
+    assert space.refused["fewer micro-batches than stages"] > 0
