@@ -9,6 +9,7 @@ from rich.text import Text
 from planner.explain import memory_kinds, seconds_by_cause
 from profiles.units import GIB
 from reports.answers import estimate_answer
+from reports.run import run_report
 from reports.tables import plain_table
 from reports.words import CAUSES, KINDS, per_cent, verdict
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from planner.compare import Comparison, Contender
+    from planner.measuredrun import RunOfPlan
     from planner.plan import Plan
 
 __all__ = ["against", "comparison_answer", "comparison_report", "decisions"]
@@ -27,13 +29,25 @@ ROUNDING = 1e-9  # what additions leave behind
 CHOICES = {"model": "model", "global_batch": "batch", "seq_len": "sequence length"}
 
 
-def comparison_answer(found: Comparison, refused: Sequence[str] = ()) -> dict[str, Any]:
-    """Every plan with its estimate, the others against the first, and the files that were not
-    sound. ``slower`` is a part of the first one's time for the same tokens.
+def comparison_answer(
+    found: Comparison, refused: Sequence[str] = (), runs: Sequence[RunOfPlan] = ()
+) -> dict[str, Any]:
+    """Every plan with its estimate, the others against the first, its runs, and the files that were
+    not sound. ``slower`` is a part of the first one's time for the same tokens.
     """
     return {
         "plans": [{"name": name, **estimate_answer(plan)} for name, plan in found.plans],
         "others": [_contender(each) for each in found.others],
+        "runs": [
+            {
+                "name": each.name,
+                "same_layout": each.same_layout,
+                "slower": each.slower,
+                "inside": each.inside,
+                "measured": each.record["measured"],
+            }
+            for each in runs
+        ],
         "refused": list(refused),
     }
 
@@ -54,9 +68,14 @@ def _contender(each: Contender) -> dict[str, Any]:
     }
 
 
-def comparison_report(found: Comparison) -> list[RenderableType]:
+def comparison_report(found: Comparison, runs: Sequence[RunOfPlan] = ()) -> list[RenderableType]:
     """How each stands against the first, verdicts, decisions, seconds by cause, memory by kind."""
     plans = found.plans
+    measured: list[RenderableType] = []
+    for run in runs:
+        measured += [Text(f"{run.name}: {_of_run(run)}", style="bold"), *run_report(run.record), ""]
+    if not found.others and runs:
+        return [f"{found.name}: {verdict(found.plan)}", *measured]
     return [
         *(Text(f"{each.name}: {against(each, found.name)}", style="bold") for each in found.others),
         *(f"{name}: {verdict(plan)}" for name, plan in plans),
@@ -64,7 +83,16 @@ def comparison_report(found: Comparison) -> list[RenderableType]:
         _decision_table(found),
         _seconds_table(plans),
         _memory_table(plans),
+        *measured,
     ]
+
+
+def _of_run(run: RunOfPlan) -> str:
+    """How a run stands against the plan's estimate."""
+    if not run.same_layout:
+        return "NOT COMPARABLE, a run of another layout"
+    pace = f"{per_cent(abs(run.slower))} {'slower' if run.slower > 0 else 'faster'}"
+    return f"{pace} than estimated, {'inside' if run.inside else 'OUTSIDE'} the interval"
 
 
 def against(each: Contender, first: str) -> str:

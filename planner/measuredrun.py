@@ -1,0 +1,60 @@
+"""The run of a plan beside its estimate: what ``parplan launch`` measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.fingerprint import fingerprint
+from profiles.errors import InputError, Problem
+from profiles.runs import read_runs
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+
+__all__ = ["RunOfPlan", "is_run", "run_of_plan"]
+
+RECORD: Final = "run.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOfPlan:
+    """A run's record. ``same_layout``: it ran the plan's layout. ``slower``: measured step over the
+    estimate, less one. ``inside``: the measured step lies in the estimate's interval.
+    """
+
+    name: str
+    record: dict[str, Any]
+    same_layout: bool
+    slower: float
+    inside: bool
+
+    def passes(self, tolerance: float) -> bool:
+        """Whether it is a run of the plan and slower by no more than ``tolerance``, as 0.02."""
+        return self.same_layout and self.slower <= tolerance
+
+
+def is_run(path: str) -> bool:
+    """Whether a path means the record of a run: ``run.json``, or a folder that has one."""
+    return Path(path).suffix == ".json" or (Path(path) / RECORD).is_file()
+
+
+def run_of_plan(plan: Plan, path: str) -> RunOfPlan:
+    """A run beside the plan. Raises ``InputError`` where the file is no record of a run."""
+    file = Path(path) / RECORD if Path(path).is_dir() else Path(path)
+    (row,) = read_runs(file).runs
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    measured = record.get("measured")
+    if not isinstance(measured, dict) or not isinstance(measured.get("step_s"), int | float):
+        raise InputError(Problem(where=str(file), message="has no measured step"))
+    step_s = float(measured["step_s"])
+    low, high = plan.estimate.interval_s
+    return RunOfPlan(
+        name=path,
+        record=record,
+        same_layout=fingerprint(plan.layout)[:12] in row.id,
+        slower=step_s / plan.estimate.step_s - 1,
+        inside=low <= step_s <= high,
+    )
