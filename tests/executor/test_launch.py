@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from executor.failures import cause, forget, leave_note
+
 ROOT = Path(__file__).parents[2]
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
@@ -225,3 +227,30 @@ def test_no_rank_outlives_a_launcher_that_is_killed(folder):
     while left_running(folder / "orphans") and time.monotonic() < until:
         time.sleep(0.1)
     assert left_running(folder / "orphans") == []
+
+
+def test_the_cause_is_the_first_error_that_is_not_about_a_peer(tmp_path):
+    leave_note(tmp_path, 2, RuntimeError("gloo: Connection closed by peer [127.0.0.1]:1"))
+    time.sleep(0.01)
+    leave_note(tmp_path, 1, ValueError("no such expert"))
+    time.sleep(0.01)
+    leave_note(tmp_path, 0, ValueError("later"))
+    found = cause(tmp_path)
+    assert (found.rank, found.message, found.exit_code) == (1, "ValueError: no such expert", 1)
+    assert "Traceback" not in found.message
+    forget(tmp_path)
+    assert cause(tmp_path) is None
+
+
+def test_printing_a_launch_needs_no_torch(folder):
+    code = (
+        "import sys; from click.testing import CliRunner; from cli import main;"
+        "done = CliRunner().invoke(main, ['launch', 'plan.yaml', '--steps', '1', '--out', 'x',"
+        " '--print']);"
+        "assert done.exit_code == 0, done.output; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
