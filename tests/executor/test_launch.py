@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from executor.failures import cause, forget, leave_note
+
 ROOT = Path(__file__).parents[2]
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
@@ -62,6 +64,23 @@ def run(folder):
     done = parplan("launch", "plan.yaml", "--steps", 4, "--out", "run", "--lr", 1e-3, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done, json.loads((folder / "run" / "run.json").read_text())
+
+
+def test_compare_holds_the_run_against_its_plan(run, folder):
+    told = parplan("compare", "plan.yaml", "run", cwd=folder)
+    assert told.returncode == 0, told.stderr
+    assert " the interval" in told.stdout
+    done = parplan("compare", "plan.yaml", "run/run.json", "--format", "json", cwd=folder)
+    (own,) = json.loads(done.stdout)["runs"]
+    measured = run[1]["measured"]["step_s"]
+    assert own["same_layout"]
+    assert own["slower"] == pytest.approx(measured / run[1]["estimate"]["step_s"] - 1)
+    limit = f"{100 * (own['slower'] + 0.5):.0f}%" if own["slower"] > -0.5 else "0%"
+    passing = parplan("compare", "plan.yaml", "run", "--fail-above", limit, cwd=folder)
+    assert passing.returncode == 0, passing.stderr
+    alone = parplan("compare", "run", cwd=folder)
+    assert alone.returncode == 2
+    assert "a plan and its run.json" in alone.stderr
 
 
 def test_a_run_is_told_beside_its_estimate(run):
@@ -225,3 +244,30 @@ def test_no_rank_outlives_a_launcher_that_is_killed(folder):
     while left_running(folder / "orphans") and time.monotonic() < until:
         time.sleep(0.1)
     assert left_running(folder / "orphans") == []
+
+
+def test_the_cause_is_the_first_error_that_is_not_about_a_peer(tmp_path):
+    leave_note(tmp_path, 2, RuntimeError("gloo: Connection closed by peer [127.0.0.1]:1"))
+    time.sleep(0.01)
+    leave_note(tmp_path, 1, ValueError("no such expert"))
+    time.sleep(0.01)
+    leave_note(tmp_path, 0, ValueError("later"))
+    found = cause(tmp_path)
+    assert (found.rank, found.message, found.exit_code) == (1, "ValueError: no such expert", 1)
+    assert "Traceback" not in found.message
+    forget(tmp_path)
+    assert cause(tmp_path) is None
+
+
+def test_printing_a_launch_needs_no_torch(folder):
+    code = (
+        "import sys; from click.testing import CliRunner; from cli import main;"
+        "done = CliRunner().invoke(main, ['launch', 'plan.yaml', '--steps', '1', '--out', 'x',"
+        " '--print']);"
+        "assert done.exit_code == 0, done.output; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
