@@ -286,10 +286,13 @@ class SearchSpace:
         if (pp, microbatches) not in self._found_runnable:
             share = -(-self.model.num_blocks // pp) if self._interleaves else 1
             most = max(1, min(LARGEST_CHUNKS, share, self.model.num_layers // pp))
+            names = [name for name in self._schedule_names if pp > 1 or name in WITHOUT_PIPELINE]
+            if microbatches < pp and not set(self.rules.fills_stages).isdisjoint(names):
+                self.refused["fewer micro-batches than stages"] += 1
+                names = [name for name in names if name not in self.rules.fills_stages]
             self._found_runnable[pp, microbatches] = tuple(
                 (name, chunks)
-                for name in self._schedule_names
-                if pp > 1 or name in WITHOUT_PIPELINE
+                for name in names
                 for chunks in SCHEDULES[name].chunks or range(2, most + 1)
                 if share % chunks == 0
                 and chunks <= most
