@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ class SearchProblem:
 
     def class_counts(self, first: int, stop: int) -> tuple[int, ...]:
         """How many layers of each class lie in ``first`` .. ``stop - 1``."""
-        before, after = self._counts[first], self._counts[stop]
-        return tuple(b - a for a, b in zip(before, after, strict=True))
+        return tuple(map(sub, self._counts[stop], self._counts[first]))
 
     @cached_property
     def working_levels(self) -> tuple[int, ...]:
