@@ -116,10 +116,13 @@ class Parplan(click.Group):
         return super().resolve_command(ctx, args)
 
 
+NAMED: Final = {"--to": "launcher"}
+
+
 def _unknown(kind: str, name: str, known: Any) -> Problem:
     return Problem(
         where={"command": "parplan"}.get(kind, kind if kind[:2] == "--" else f"parplan {kind}"),
-        message=f"there is no {kind.removeprefix('--')} {name!r}",
+        message=f"there is no {NAMED.get(kind, kind.removeprefix('--'))} {name!r}",
         expected=f"one of {', '.join(known)}",
         hint=nearest(name, known),
     )

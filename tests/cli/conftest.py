@@ -3,16 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "planner"))  # for plansamples
-
-SMALL = [
-    *("--model", "gpt2", "--cluster", "4xh100-80g", "--global-batch", "16", "--seq-len", "512"),
-]
+from clijobs import ROOT, SMALL
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, SMALL
+from clijobs import ROOT, SMALL
 
 HEAVY = ("torch", "pulp", "networkx", "numpy", "pydantic", "rich", "yaml")
 
