@@ -9,7 +9,6 @@ greater one in 71 and 124 s) lie beside the checkout; without them only the smal
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -19,13 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "planner")]
 
-from test_solvers import KINDS, SOLVE  # noqa: E402 - the problems of the tests
+from jointcut import INSTANCES, joint_problem  # noqa: E402 - the problems of the tests
+from test_solvers import KINDS, SOLVE  # noqa: E402 - as above
 
 from planner import brute  # noqa: E402
 from planner.problem import Bounded, SearchProblem  # noqa: E402
 from planner.solvers import Solved, solve  # noqa: E402
 
-INSTANCES = ROOT.parent / "shared" / "peers" / "joint_cut"
 LIMITS_S = (1.0, 5.0, None)
 
 
@@ -40,24 +39,6 @@ def main() -> None:
     if not asked.instances.is_dir():
         print(f"no instances in {asked.instances}")
     _small(asked.problems)
-
-
-def joint_problem(path: Path) -> SearchProblem:
-    """The problem of an instance file."""
-    data = json.loads(path.read_text())
-    layers, strategies, stages = data["layers"], data["strategies"], data["stages"]
-    return SearchProblem(
-        chain=tuple(range(layers)),
-        num_stages=stages,
-        repeats=data["microbatches"],
-        time_ns=tuple(map(tuple, data["time_us"])),
-        memory=(tuple(map(tuple, data["mem_mib"])),) * stages,
-        working=((0,) * strategies,) * layers,
-        limit=(data["limit_mib"],) * stages,
-        allowed=(tuple(range(strategies)),) * layers,
-        stage_ns=(0,) * stages,
-        reshard_ns=tuple(map(tuple, data["reshard_us"])),
-    )
 
 
 def _instance(name: str, problem: SearchProblem) -> None:

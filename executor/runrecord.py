@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import RecomputeKind
 from planner.fingerprint import fingerprint
+from planner.measuredrun import RUN_KIND, group_of
 from profiles.layers import Block, Embedding, FeedForward
 
 if TYPE_CHECKING:
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["RUN_KIND", "RankFacts", "StepFacts", "run_document"]
+__all__ = ["RankFacts", "StepFacts", "run_document"]
 
-RUN_KIND: Final = "parplan-run"
 FIRST_STEPS: Final = 2  # they allocate, and count collectives
 GIB: Final = 2**30
 
@@ -168,7 +168,7 @@ def _row(
         "full_config": True,
         "trust": "high",
         "mode": "pretrain",
-        "rank_group": f"{fingerprint(model)[:8]}-{training.seq_len}-{training.global_batch}",
+        "rank_group": group_of(plan),
     }
 
 

@@ -40,7 +40,7 @@ __all__ = ["MixedProblem", "best_mix"]
 
 WORTH: Final = 0.995  # of the step with equal degrees: a mixed job must be faster than that
 NEAR: Final = 1e-3  # gap at which the nested programme may stop
-MOST_S: Final = 0.5  # of CPU time for one layout
+MOST_WORK: Final = 1_500_000  # of a round of the nested programme: about half a second
 
 
 def best_mix(
@@ -79,7 +79,7 @@ def _mixed(
     for _ in range(TIGHTENINGS):
         mixed = MixedProblem(base, options)
         incumbent = mixed.assignment(finalist.layout)
-        answer = nested.solve(mixed.problem, incumbent=incumbent, gap=NEAR, time_limit_s=MOST_S)
+        answer = nested.solve(mixed.problem, incumbent=incumbent, gap=NEAR, most_work=MOST_WORK)
         if answer.solution is None or answer.solution == incumbent:
             return None
         if not space.rules.empty_stages and not all(answer.solution.stage_blocks(base.is_block)):

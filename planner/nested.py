@@ -42,8 +42,10 @@ def solve(
     incumbent: Solution | None = None,
     gap: float = 0.0,
     time_limit_s: float = float("inf"),
+    most_work: float = float("inf"),
 ) -> Bounded:
-    """The optimum within the relative ``gap``, or what was known after ``time_limit_s`` of CPU;
+    """The optimum within the relative ``gap``, or what was known after ``time_limit_s`` of CPU or
+    before a round of more than ``most_work`` (layers x units x levels; the same on every machine);
     nothing worse than ``incumbent``.
 
     Raises ValueError for a problem with edges beyond the chain.
@@ -60,7 +62,7 @@ def solve(
             return Bounded(None, None)
         now = time.process_time()
         next_s = (now - before) * run.work / max(1, work)
-        late = now - started + next_s > time_limit_s
+        late = now - started + next_s > time_limit_s or run.work > most_work
         if late or run.exact or run.gap <= gap:
             return Bounded(run.best, min(run.bound, run.objective))
 

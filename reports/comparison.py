@@ -41,7 +41,7 @@ def comparison_answer(
         "runs": [
             {
                 "name": each.name,
-                "same_layout": each.same_layout,
+                "same_plan": each.same_plan,
                 "slower": each.slower,
                 "inside": each.inside,
                 "measured": each.record["measured"],
@@ -89,8 +89,8 @@ def comparison_report(found: Comparison, runs: Sequence[RunOfPlan] = ()) -> list
 
 def _of_run(run: RunOfPlan) -> str:
     """How a run stands against the plan's estimate."""
-    if not run.same_layout:
-        return "NOT COMPARABLE, a run of another layout"
+    if not run.same_plan:
+        return "NOT COMPARABLE, a run of another model, batch or layout"
     pace = f"{per_cent(abs(run.slower))} {'slower' if run.slower > 0 else 'faster'}"
     return f"{pace} than estimated, {'inside' if run.inside else 'OUTSIDE'} the interval"
 

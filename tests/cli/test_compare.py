@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+import yaml
 
 from profiles.units import GIB
 
@@ -171,3 +172,11 @@ def test_a_plan_on_another_cluster_is_compared(parplan, folder, tmp_path):
     result = parplan("compare", tmp_path / "a.yaml", tmp_path / "d.yaml")
     assert "NOT COMPARABLE" not in result.stdout
     assert "cluster" in result.stdout
+
+
+def test_a_plan_in_json_is_a_plan_and_no_run(parplan, folder, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(yaml.safe_load((folder / "a.yaml").read_text())))
+    result = parplan("compare", folder / "a.yaml", path)
+    assert result.exit_code == 0, result.stderr
+    assert "no slower" in result.stdout

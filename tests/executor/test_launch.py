@@ -73,7 +73,7 @@ def test_compare_holds_the_run_against_its_plan(run, folder):
     done = parplan("compare", "plan.yaml", "run/run.json", "--format", "json", cwd=folder)
     (own,) = json.loads(done.stdout)["runs"]
     measured = run[1]["measured"]["step_s"]
-    assert own["same_layout"]
+    assert own["same_plan"]
     assert own["slower"] == pytest.approx(measured / run[1]["estimate"]["step_s"] - 1)
     limit = f"{100 * (own['slower'] + 0.5):.0f}%" if own["slower"] > -0.5 else "0%"
     passing = parplan("compare", "plan.yaml", "run", "--fail-above", limit, cwd=folder)

@@ -6,36 +6,20 @@ answer to the greater one in 71 and 124 s, the best known is 12,942,633 with a b
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from jointcut import INSTANCES, joint_problem
 
 from planner import dp, graph, ilp, nested
 from planner.problem import Edge, SearchProblem
-
-INSTANCES = Path(__file__).resolve().parents[3] / "shared" / "peers" / "joint_cut"
 
 
 def load(name: str) -> SearchProblem:
     path = INSTANCES / f"{name}.json"
     if not path.exists():
         pytest.skip("needs the instances of ../shared/peers/joint_cut")
-    data = json.loads(path.read_text())
-    layers, strategies, stages = data["layers"], data["strategies"], data["stages"]
-    return SearchProblem(
-        chain=tuple(range(layers)),
-        num_stages=stages,
-        repeats=data["microbatches"],
-        time_ns=tuple(map(tuple, data["time_us"])),
-        memory=(tuple(map(tuple, data["mem_mib"])),) * stages,
-        working=((0,) * strategies,) * layers,
-        limit=(data["limit_mib"],) * stages,
-        allowed=(tuple(range(strategies)),) * layers,
-        stage_ns=(0,) * stages,
-        reshard_ns=tuple(map(tuple, data["reshard_us"])),
-    )
+    return joint_problem(path)
 
 
 def test_24_layers_on_4_stages_are_proven_and_the_integer_programme_agrees():

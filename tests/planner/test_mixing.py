@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -42,6 +43,13 @@ def test_a_mix_of_zero_stages_beats_equal_ones_where_memory_is_short(searched):
     assert len({s.zero for s in mixed.layout.strategies}) > 1
     assert mixed.estimate.fits
     assert estimate(own.context, mixed.layout) == mixed.estimate
+
+
+def test_a_slow_machine_gives_the_same_mix(searched, monkeypatch):
+    own, space, finalists, mixed = searched
+    moments = count(step=1000)
+    monkeypatch.setattr(nested.time, "process_time", lambda: float(next(moments)))
+    assert best_mix(own.context, space, finalists, min_fit=0.9) == mixed
 
 
 def test_a_mixed_plan_is_read_back_from_its_file(searched, tmp_path):
