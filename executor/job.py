@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from planner.native import layout_problems, model_problems, training_problems
@@ -13,10 +13,22 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan"]
+__all__ = [
+    "CHECKPOINT_EVERY",
+    "DEVICES",
+    "KEEP",
+    "OPTIONS",
+    "SYNTHETIC",
+    "Job",
+    "Recipe",
+    "check_plan",
+]
 
 SYNTHETIC: Final = "synthetic"
 DEVICES: Final = ("auto", "cpu", "cuda")
+CHECKPOINT_EVERY: Final = 500
+KEEP: Final = 2  # so that there is another if the last one is damaged
+OPTIONS: Final = ("device", "checkpoint_every", "keep", "stop_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +50,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A plan file with everything that a run of it needs. ``data``: synthetic, or a folder."""
+    """A plan file with everything that a run of it needs. ``data``: synthetic, or a folder.
+
+    ``steps``: of the whole run, by which the learning rate goes; ``stop_at``: the last one for now.
+    ``checkpoint_every``: steps, 0 for no checkpoints; the last ``keep`` of them stay.
+    """
 
     plan: Path
     steps: int
@@ -46,14 +62,24 @@ class Job:
     out: Path
     device: str = "auto"
     recipe: Recipe = field(default_factory=Recipe)
+    checkpoint_every: int = CHECKPOINT_EVERY
+    keep: int = KEEP
+    stop_at: int | None = None
+
+    @property
+    def last(self) -> int:
+        """Steps done when it ends."""
+        return self.steps if self.stop_at is None else min(self.stop_at, self.steps)
 
     def arguments(self) -> list[str]:
         """The job as arguments of the worker; those that are usual are left out."""
         usual = Recipe()
         own = [str(self.plan), "--steps", str(self.steps), "--data", self.data]
         own += ["--out", str(self.out)]
-        if self.device != "auto":
-            own += ["--device", self.device]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in OPTIONS and value != each.default:
+                own += ["--" + each.name.replace("_", "-"), str(value)]
         for name in ("lr", "warmup", "weight_decay", "clip", "seed"):
             value = getattr(self.recipe, name)
             if value != getattr(usual, name):

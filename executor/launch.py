@@ -8,8 +8,10 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from executor.checkpointfiles import Shelf
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
-from executor.job import SYNTHETIC, check_plan
+from executor.job import check_plan
+from executor.resuming import CHECKPOINTS, check_not_done, check_same_run, facts_of_run
 from profiles.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
@@ -145,20 +147,29 @@ def _check_start(plan: Plan, job: Job, nodes: Nodes) -> None:
     from executor.data import open_data  # noqa: PLC0415
 
     training = plan.inputs.training
-    if job.data != SYNTHETIC:
-        vocab = next(iter(plan.inputs.model.layers[0].parameters())).shape[0]
-        open_data(
-            job.data,
-            vocab=vocab,
-            seq_len=training.seq_len,
-            sequences=job.steps * training.global_batch,
-            seed=job.recipe.seed,
-        )
+    vocab = next(iter(plan.inputs.model.layers[0].parameters())).shape[0]
+    data = open_data(
+        job.data,
+        vocab=vocab,
+        seq_len=training.seq_len,
+        sequences=job.steps * training.global_batch,
+        seed=job.recipe.seed,
+    )
+    _check_checkpoint(job, facts_of_run(plan, job, data.identity))
     on_gpus = job.device == "cuda" or (job.device == "auto" and torch.cuda.is_available())
     if on_gpus and torch.cuda.device_count() < nodes.ranks:
         message = f"needs {nodes.ranks} GPUs on this node, it has {torch.cuda.device_count()}"
         hint = "--device cpu runs it slowly anywhere"
         raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
+
+
+def _check_checkpoint(job: Job, run: dict[str, Any]) -> None:
+    """The ranks go on from the last checkpoint: it is this run's, and there is more to do."""
+    shelf = Shelf(job.out / CHECKPOINTS)
+    found = shelf.latest()
+    if found is not None:
+        check_same_run(found.run, run, shelf.path(found.step))
+        check_not_done(found.step, job)
 
 
 def _check_port(nodes: Nodes) -> None:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from executor.job import Job
     from planner.plan import Plan
 
-__all__ = ["changes", "check_same_run", "facts_of_run"]
+__all__ = ["CHECKPOINTS", "changes", "check_not_done", "check_same_run", "facts_of_run"]
 
+CHECKPOINTS: Final = "checkpoints"  # folder of an ``--out``
 ANEW: Final = "or another --out, which begins anew"
 CURES: Final = {
     "model": "a plan of the checkpoint's model",
@@ -58,6 +59,16 @@ def check_same_run(found: dict[str, Any], wanted: dict[str, Any], where: Path) -
     ]
     if problems:
         raise InputError(problems)
+
+
+def check_not_done(done: int, job: Job) -> None:
+    """Raise ``InputError`` where there is nothing left to do."""
+    if done < job.last:
+        return
+    message = f"has a checkpoint of step {done}, all of the {job.last} that are asked for"
+    longer = "--steps" if job.stop_at is None else "--steps or --stop-at"
+    hint = f"a greater {longer} goes on from it, another --out begins anew"
+    raise InputError(Problem(where=str(job.out / CHECKPOINTS), message=message, hint=hint))
 
 
 def changes(found: dict[str, Any], wanted: dict[str, Any]) -> str:
