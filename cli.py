@@ -902,7 +902,9 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 @click.option(
     "--keep", default=KEEP, show_default=True, type=TYPES[Kind.COUNT], help="Checkpoints that stay."
 )
-@click.option("--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later.")
+@click.option(
+    "--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later."
+)
 @click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
 @click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
 @click.option(

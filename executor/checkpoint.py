@@ -7,13 +7,17 @@ more than it trains.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from executor.checkpointfiles import Damaged, Manifest
 from executor.checkpointwriter import CheckpointWriter
@@ -25,7 +29,6 @@ from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -49,7 +52,7 @@ class Checkpoints:
         keep: int,
         tell: Callable[[str], None],
     ) -> None:
-        """``run``: what makes it this run; ``tell``: called on rank 0 with what a user must know."""
+        """``run``: what makes it this run; ``tell``: called on rank 0 with what users must know."""
         self.shelf, self.trainer, self.run = shelf, trainer, run
         self.keep, self.tell = keep, tell
         # A group of its own, since saves talk while the next step does; on CPUs, since they can.
@@ -69,13 +72,19 @@ class Checkpoints:
         writer = CheckpointWriter(
             self.shelf, Manifest(step=step, run=self.run, files={}), keep=self.keep
         )
-        future = dcp.async_save(
+        future = async_save(
             values,
             storage_writer=writer,
             planner=DefaultSavePlanner(flatten_state_dict=False),
             process_group=self.group,
         )
+        assert isinstance(future, Future)  # the writer has staged the values by now
         self.saving = (step, future)
+
+    def look(self) -> None:
+        """Tell what became of a save, if it has ended."""
+        if self.saving is not None and self.saving[1].done():
+            self.wait()
 
     def wait(self) -> None:
         """Until nothing is being saved. A save that the disk refuses costs that checkpoint only."""
@@ -102,7 +111,7 @@ class Checkpoints:
         """
         damage: dict[int, str] = {}
         for step in self._of_first(self._swept):
-            found = self._of_first(lambda step=step: self._opened(step))
+            found = self._of_first(partial(self._opened, step))
             if isinstance(found, Manifest):
                 check_same_run(found.run, self.run, self.shelf.path(step))
                 found = self._damage(found) or found
@@ -162,9 +171,9 @@ class Checkpoints:
     def _take(self, manifest: Manifest) -> None:
         path = self.shelf.path(manifest.step)
         values, copies = _values(self.trainer)
-        reader = dcp.FileSystemReader(path)
+        reader = FileSystemReader(path)
         _check_names(reader.read_metadata(), values, path)
-        dcp.load(
+        load(
             values,
             storage_reader=reader,
             planner=DefaultLoadPlanner(flatten_state_dict=False),

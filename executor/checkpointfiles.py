@@ -71,10 +71,10 @@ class Manifest:
             for name, each in sorted(self.files.items())
         }
         body = {"kind": KIND, "format": FORMAT, "step": self.step, "run": self.run, "files": files}
-        return json.dumps({**body, "sha256": _digest(body)}, indent=2) + "\n"
+        return json.dumps({**body, "sha256": digest_of(body)}, indent=2) + "\n"
 
 
-def _digest(body: dict[str, Any]) -> str:
+def digest_of(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
@@ -83,7 +83,7 @@ def _parsed(path: Path) -> Manifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         digest = body.pop("sha256")
-        if digest != _digest(body):
+        if digest != digest_of(body):
             raise Damaged(f"{MANIFEST} is not what was written: its SHA-256 differs")
         if body["format"] <= FORMAT:
             files = {n: FileFacts(own["bytes"], own["sha256"]) for n, own in body["files"].items()}
@@ -143,9 +143,9 @@ class Shelf:
             file.write(manifest.text())
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(part)
+        sync_folder(part)
         part.rename(self.path(manifest.step))
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         older = [step for step in self.steps if step < manifest.step]
         for step in older[keep - 1 :]:
             self.discard(step)
@@ -168,7 +168,7 @@ class Shelf:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Names too are only safe once they are on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Writes one checkpoint by ``torch.distributed.checkpoint``: every rank its file, rank 0 the rest."""
+"""Writes a checkpoint by ``torch.distributed.checkpoint``: every rank its file, rank 0 the rest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.storage import WriteResult
 
 from executor.checkpointfiles import FileFacts
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointWriter"]
 
 
-class _DigestedFile(io.BufferedWriter):
+class DigestedFile(io.BufferedWriter):
     """A file that knows the SHA-256 of what was written to it, and what went wrong first."""
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +59,7 @@ class _DigestedFiles(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        file = _DigestedFile(path)
+        file = DigestedFile(path)
         try:
             yield file
             file.close()
@@ -93,13 +92,11 @@ class CheckpointWriter(FileSystemWriter):
         """Write what is this rank's."""
 
         def with_facts(done: Future[list[WriteResult]]) -> list[WriteResult]:
-            first, facts = True, dict(self.files.facts)
-            results = []
-            for each in done.value():
-                own = facts if first else {}
-                results.append(_Written(each.index, each.size_in_bytes, each.storage_data, own))
-                first = False
-            return results
+            facts, written = dict(self.files.facts), done.value()
+            return [
+                _Written(each.index, each.size_in_bytes, each.storage_data, {} if number else facts)
+                for number, each in enumerate(written)
+            ]
 
         return super().write_data(plan, planner).then(with_facts)
 

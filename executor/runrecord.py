@@ -75,7 +75,7 @@ def run_document(
     """The whole record. Steps of the median leave out the first two.
 
     ``earlier``: steps that the run did when it was started before, maybe under other plans, as its
-    log has them. They are part of its curve, and of nothing that was measured. ``name``: the plan's.
+    log has them: part of its curve, and of nothing that was measured. ``name``: the plan's.
     """
     step_s, facts = median(each.step_s for each in steady(steps)), StepFacts.__dataclass_fields__
     own, training = plan.estimate, plan.inputs.training

@@ -140,6 +140,7 @@ class _Run:
                 facts = self._step(step)
                 if is_first:
                     self.progress.tell(facts, self._memory()[2])
+                self.checkpoints.look()
                 if every and ((step + 1) % every == 0 or step + 1 == last):
                     self.checkpoints.save()
             self.checkpoints.wait()
@@ -239,6 +240,11 @@ class _Run:
         ranks = [RankFacts(**each) for each in facts]
         earlier = logged_steps(self.job.out / LOG, self.first)
         document = run_document(
-            self.plan, self.steps, ranks, software=software, earlier=earlier, name=str(self.job.plan)
+            self.plan,
+            self.steps,
+            ranks,
+            software=software,
+            earlier=earlier,
+            name=str(self.job.plan),
         )
         save_text(json.dumps(document, indent=2) + "\n", self.job.out / "run.json", force=True)

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-
 import torch
 from cases import SEQ, Case, own_rows, training_of
 from ranks import kill_ranks, run_ranks, start_ranks

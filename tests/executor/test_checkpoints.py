@@ -84,46 +84,47 @@ def test_the_last_ones_stay(tmp_path):
     }  # fmt: skip
 
 
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_behind(real, limit):
+    """``real``, until so many bytes or calls have been its own."""
+    spent = []
+
+    def call(*arguments):
+        spent.append(len(arguments[1]) if len(arguments) > 1 else 1)
+        return die() if sum(spent) > limit else real(*arguments)
+
+    return call
+
+
+def arm(where):
+    """Let this rank be killed there."""
+    if where == "shard":
+        own = checkpointwriter.DigestedFile
+        own.write = dies_behind(own.write, 20_000)
+    elif where == "older ones":
+        checkpointfiles.shutil.rmtree = die
+    else:
+        own, calls = checkpointfiles, {"before it is whole": 0, "when it is whole": 1}
+        own.sync_folder = dies_behind(own.sync_folder, calls[where])
+
+
 def killed_at(where, folder):
     """Ranks that save step 1, then 2, where one of them is killed."""
+    victim = int(where == "shard")
 
-    def die(*_, **__):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def rank(own):
+        def before(checkpoints):
+            if own == victim and checkpoints.trainer.done == 1:
+                checkpoints.wait()
+                arm(where)
 
-    def second_dies(real, calls):
-        def call(*arguments):
-            calls.append(1)
-            return die() if len(calls) == 2 else real(*arguments)
+        return session(PAIR, folder, until=2, every=1, keep=1, before=before)
 
-        return call
-
-    def arm(rank, checkpoints):
-        if checkpoints.trainer.done != 1:
-            return
-        checkpoints.wait()
-        if where == "shard" and rank == 1:
-            real, written = checkpointwriter._DigestedFile.write, []
-
-            def write(self, data):
-                written.append(len(data))
-                return die() if sum(written) > 20_000 else real(self, data)
-
-            checkpointwriter._DigestedFile.write = write
-        if where == "before it is whole":
-            checkpointfiles._sync_folder = die
-        if where == "when it is whole":
-            checkpointfiles._sync_folder = second_dies(checkpointfiles._sync_folder, [])
-        if where == "older ones":
-            checkpointfiles.shutil.rmtree = die
-
-    children = start_ranks(
-        2,
-        lambda rank: session(
-            PAIR, folder, until=2, every=1, keep=1, before=lambda own: arm(rank, own)
-        ),
-    )
-    victim = list(children.values())[where == "shard"]
-    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
+    children = start_ranks(2, rank)
+    os.waitid(os.P_PID, list(children.values())[victim], os.WEXITED | os.WNOWAIT)
     kill_ranks(children)
 
 
@@ -250,7 +251,7 @@ def test_a_newer_version_is_refused(two, tmp_path):
     own = checkpointfiles.json.loads(path.read_text())
     del own["sha256"]
     own["format"] = 2
-    own["sha256"] = checkpointfiles._digest(own)
+    own["sha256"] = checkpointfiles.digest_of(own)
     path.write_text(checkpointfiles.json.dumps(own))
     assert "written by a newer parplan: format 2, this one reads 1 (update" in refusal(folder)
 
