@@ -905,6 +905,7 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 @click.option(
     "--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later."
 )
+@click.option("--compile", "compiles", is_flag=True, help="Compile the blocks (torch.compile).")
 @click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
 @click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
 @click.option(
@@ -952,11 +953,11 @@ def launch(plan_file: str, **flags: Any) -> None:
         steps=flags["steps"],
         data=flags["data"],
         out=Path(flags["out"]),
-        **{name: flags[name] for name in OPTIONS},
+        **{name: flags[name] for name in (*OPTIONS, "compiles")},
         recipe=Recipe(**{name: flags[name] for name in names}),
     )
     own = planner.load_plan(plan_file)
-    check_plan(own, plan_file)
+    check_plan(own, plan_file, compiles=job.compiles)
     where = {"endpoint": flags["rdzv_endpoint"], "rdzv_id": flags["rdzv_id"]}
     nodes = launching.nodes_of(own, count=flags["nnodes"], **where)
     if flags["slurm"] or flags["show"]:

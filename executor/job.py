@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
+from costmodel.schedules import SCHEDULES
 from planner.native import layout_problems, model_problems, training_problems
 from profiles.errors import InputError, Problem
 
@@ -65,6 +66,7 @@ class Job:
     checkpoint_every: int = CHECKPOINT_EVERY
     keep: int = KEEP
     stop_at: int | None = None
+    compiles: bool = False
 
     @property
     def last(self) -> int:
@@ -80,6 +82,7 @@ class Job:
             value = getattr(self, each.name)
             if each.name in OPTIONS and value != each.default:
                 own += ["--" + each.name.replace("_", "-"), str(value)]
+        own += ["--compile"] if self.compiles else []
         for name in ("lr", "warmup", "weight_decay", "clip", "seed"):
             value = getattr(self.recipe, name)
             if value != getattr(usual, name):
@@ -87,14 +90,21 @@ class Job:
         return own
 
 
-def check_plan(plan: Plan, where: str) -> None:
-    """Raise ``InputError`` with every rule of the executor that a plan breaks."""
+def check_plan(plan: Plan, where: str, *, compiles: bool = False) -> None:
+    """Raise ``InputError`` with every rule of the executor that a plan breaks; ``compiles``: with
+    blocks compiled.
+    """
     model, training = plan.inputs.model, plan.inputs.training
     problems = [
         *model_problems(model, training),
         *training_problems(training),
         *layout_problems(model, training, plan.layout),
     ]
+    if compiles and SCHEDULES[plan.layout.schedule].splits:
+        problems.append(
+            f"--compile with {plan.layout.schedule}, which runs a backward pass in two parts; that "
+            "of a compiled block is one"
+        )
     if problems:
         raise InputError(
             [Problem(where=where, message=f"cannot be executed: {each}") for each in problems]

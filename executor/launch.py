@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -128,7 +129,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
 
     Raises ``InputError`` where it cannot start, ``JobError`` with the cause where it fails.
     """
-    check_plan(plan, str(job.plan))
+    check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_start(plan, job, nodes)
     _check_port(nodes)
     job.out.mkdir(parents=True, exist_ok=True)
@@ -157,10 +158,21 @@ def _check_start(plan: Plan, job: Job, nodes: Nodes) -> None:
     )
     _check_checkpoint(job, facts_of_run(plan, job, data.identity))
     on_gpus = job.device == "cuda" or (job.device == "auto" and torch.cuda.is_available())
+    if job.compiles and not on_gpus:
+        _check_compiler()
     if on_gpus and torch.cuda.device_count() < nodes.ranks:
         message = f"needs {nodes.ranks} GPUs on this node, it has {torch.cuda.device_count()}"
         hint = "--device cpu runs it slowly anywhere"
         raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
+
+
+def _check_compiler() -> None:
+    """What is compiled for CPUs goes through C++."""
+    wanted = os.environ.get("CXX", "g++")
+    if shutil.which(wanted) is None:
+        message = f"needs a C++ compiler on CPUs, there is no {wanted}"
+        hint = "install it, or name another in CXX"
+        raise InputError(Problem(where="--compile", message=message, hint=hint))
 
 
 def _check_checkpoint(job: Job, run: dict[str, Any]) -> None:

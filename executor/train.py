@@ -49,7 +49,7 @@ def train(job: Job) -> None:
     Raises ``InputError`` where the job does not fit the plan or the data.
     """
     plan = load_plan(job.plan)
-    check_plan(plan, str(job.plan))
+    check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_world(plan, job)
     device = _device(job.device)
     if device.type == "cpu":
@@ -92,6 +92,7 @@ class _Run:
             job.recipe,
             device=device,
             num_steps=job.steps,
+            compiles=job.compiles,
         )
         self.progress = self._progress()
         self.checkpoints = Checkpoints(
@@ -235,6 +236,7 @@ class _Run:
         software = {
             "torch": torch.__version__,
             "device": self.device.type,
+            "mode": "compiled" if self.job.compiles else "eager",
             "started": self.started,
         }
         ranks = [RankFacts(**each) for each in facts]

@@ -33,6 +33,7 @@ def parse(arguments: list[str]) -> Job:
     parser.add_argument("--checkpoint-every", type=int, default=CHECKPOINT_EVERY)
     parser.add_argument("--keep", type=int, default=KEEP)
     parser.add_argument("--stop-at", type=int)
+    parser.add_argument("--compile", action="store_true", dest="compiles")
     for name in ("lr", "weight-decay", "clip"):
         parser.add_argument(f"--{name}", type=float, default=getattr(usual, name.replace("-", "_")))
     for name in ("warmup", "seed"):
