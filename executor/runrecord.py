@@ -87,6 +87,7 @@ def run_document(
         "schema_version": 1,
         "kind": RUN_KIND,
         "software": software,
+        "first_step": steps[0].step,
         "measured": {
             "step_s": step_s,
             "tokens_per_s": training.tokens / step_s,
