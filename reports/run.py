@@ -32,7 +32,9 @@ def run_report(run: dict[str, Any]) -> list[RenderableType]:
     steps, before = len(run["steps"]), run.get("first_step", 0)
     losses = f"loss {own['first_loss']:.4f} -> {own['last_loss']:.4f}"
     words = f"steps {before + 1} to {steps}" if before else f"{steps} steps"
-    first = f"{words} on {len(run['ranks'])} ranks, {software['device']}, {losses}"
+    ranks = len(run["ranks"])
+    where = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+    first = f"{words} on {where}, {software['device']}, {losses}"
     curve = ["", _curve(run["steps"])] if before else []
     return [first, *curve, "", _totals(run), "", _stages(run), "", _traffic(run)]
 
@@ -51,7 +53,7 @@ def _curve(steps: list[dict[str, Any]]) -> Table:
         moves = number < last and steps[number + 1]["plan"] != own["plan"]
         moved = number > 0 and steps[number - 1]["plan"] != own["plan"]
         if number % every == 0 or number == last or moves or moved:
-            cells = (str(own["step"] + 1), f"{own['loss']:.4f}", f"{own['lr']:.3g}")
+            cells = (str(own["step"] + 1), f"{own['loss']:.3f}", f"{own['lr']:.3g}")
             table.add_row(*cells, own["plan"])
     return table
 

@@ -62,7 +62,7 @@ def test_a_run_goes_on_under_another_plan_and_number_of_ranks(folder, tmp_path):
     assert record["measured"]["first_loss"] == lines[4]["loss"]
     assert len(record["ranks"]) == 1
     assert record["ranks"][0]["ran"] == record["ranks"][0]["planned"]
-    assert "steps 5 to 6 on 1 ranks" in done.stdout
+    assert "steps 5 to 6 on 1 rank," in done.stdout
     assert "Loss of the run" in done.stdout
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
         "step-00000004",
