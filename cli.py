@@ -17,6 +17,7 @@ import executor
 import planner
 import profiles
 import reports
+from executor.job import CHECKPOINT_EVERY, KEEP
 from executor.launchers.registry import NAMES as LAUNCHED
 from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
@@ -893,7 +894,18 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--data", default="synthetic", show_default=True, metavar="FOLDER",
     help="Text (*.txt) or tokens (*.npy, *.bin) to train on, or synthetic.",
 )  # fmt: skip
-@click.option("--out", required=True, metavar="DIR", help="For run.json, logs and errors.")
+@click.option("--out", required=True, metavar="DIR", help="For run.json, logs, checkpoints.")
+@click.option(
+    "--checkpoint-every", default=CHECKPOINT_EVERY, show_default=True, type=click.IntRange(0),
+    help="Steps between checkpoints, which the last step has too; 0 for none.",
+)  # fmt: skip
+@click.option(
+    "--keep", default=KEEP, show_default=True, type=TYPES[Kind.COUNT], help="Checkpoints that stay."
+)
+@click.option(
+    "--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later."
+)
+@click.option("--compile", "compiles", is_flag=True, help="Compile the blocks (torch.compile).")
 @click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
 @click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
 @click.option(
@@ -925,12 +937,15 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 def launch(plan_file: str, **flags: Any) -> None:
     """Train with a plan in native PyTorch (torchrun underneath) and compare with its estimate.
 
+    Started again with the same --out, under this plan or another of the same model, a run goes on
+    from its last whole checkpoint.
+
     Exit code 1: the job failed; the rank that did and its error are told.
     """
     from pathlib import Path  # noqa: PLC0415
 
     from executor import launch as launching  # noqa: PLC0415
-    from executor.job import Job, Recipe, check_plan  # noqa: PLC0415
+    from executor.job import OPTIONS, Job, Recipe, check_plan  # noqa: PLC0415
 
     names = ("lr", "warmup", "weight_decay", "clip", "seed")
     job = Job(
@@ -938,11 +953,11 @@ def launch(plan_file: str, **flags: Any) -> None:
         steps=flags["steps"],
         data=flags["data"],
         out=Path(flags["out"]),
-        device=flags["device"],
+        **{name: flags[name] for name in (*OPTIONS, "compiles")},
         recipe=Recipe(**{name: flags[name] for name in names}),
     )
     own = planner.load_plan(plan_file)
-    check_plan(own, plan_file)
+    check_plan(own, plan_file, compiles=job.compiles)
     where = {"endpoint": flags["rdzv_endpoint"], "rdzv_id": flags["rdzv_id"]}
     nodes = launching.nodes_of(own, count=flags["nnodes"], **where)
     if flags["slurm"] or flags["show"]:

@@ -64,10 +64,20 @@ def steady(steps: Sequence[StepFacts]) -> list[StepFacts]:
 
 
 def run_document(
-    plan: Plan, steps: Sequence[StepFacts], ranks: Sequence[RankFacts], *, software: dict[str, str]
+    plan: Plan,
+    steps: Sequence[StepFacts],
+    ranks: Sequence[RankFacts],
+    *,
+    software: dict[str, str],
+    earlier: Sequence[dict[str, Any]] = (),
+    name: str = "",
 ) -> dict[str, Any]:
-    """The whole record. Steps of the median leave out the first two."""
-    step_s = median(each.step_s for each in steady(steps))
+    """The whole record. Steps of the median leave out the first two.
+
+    ``earlier``: steps that the run did when it was started before, maybe under other plans, as its
+    log has them: part of its curve, and of nothing that was measured. ``name``: the plan's.
+    """
+    step_s, facts = median(each.step_s for each in steady(steps)), StepFacts.__dataclass_fields__
     own, training = plan.estimate, plan.inputs.training
     used = plan.layout.mesh.num_ranks
     flop = plan.inputs.context.model_flop_per_sequence * training.global_batch
@@ -77,6 +87,7 @@ def run_document(
         "schema_version": 1,
         "kind": RUN_KIND,
         "software": software,
+        "first_step": steps[0].step,
         "measured": {
             "step_s": step_s,
             "tokens_per_s": training.tokens / step_s,
@@ -104,7 +115,8 @@ def run_document(
             {name: getattr(each, name) for name in RankFacts.__dataclass_fields__} for each in ranks
         ],
         "steps": [
-            {name: getattr(each, name) for name in StepFacts.__dataclass_fields__} for each in steps
+            *({**{key: each[key] for key in facts}, "plan": each["plan"]} for each in earlier),
+            *({**{key: getattr(each, key) for key in facts}, "plan": name} for each in steps),
         ],
         "row": _row(plan, step_s, ranks, software),
     }
@@ -159,12 +171,12 @@ def _row(
         "zero_stage": _zero(plan),
         "recompute": _recompute(plan),
         "precision": training.precision.value,
-        "attn_kernel": f"{training.attention.value} (eager)",
+        "attn_kernel": f"{training.attention.value} ({software['mode']})",
         "step_time_s": step_s,
         "peak_mem_gib": None if allocated is None else allocated / GIB,
         "mem_basis": "" if allocated is None else "allocated",
         "outcome": "ok",
-        "notes": f"torch {'.'.join(software['torch'].split('.')[:2])}, eager",
+        "notes": f"torch {'.'.join(software['torch'].split('.')[:2])}, {software['mode']}",
         "full_config": True,
         "trust": "high",
         "mode": "pretrain",

@@ -66,6 +66,11 @@ class TrafficLog(TorchDispatchMode):
         self.counts: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run as they are; their collectives are operators like others."""
+        return True
+
     @property
     def traffic(self) -> Traffic:
         """What has run so far."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import Clock
+from executor.compiling import compile_blocks
 from executor.gradients import TiedEnds, scale_gradients, squared_norm, sum_partial
 from executor.mesh import RankMesh
 from executor.optimizer import learning_rate, make_optimizer
@@ -49,8 +50,9 @@ class Trainer:
         device: torch.device,
         num_steps: int,
         numbers: Numbers | None = None,
+        compiles: bool = False,
     ) -> None:
-        """``numbers``: other types than the training run's."""
+        """``numbers``: other types than the training run's; ``compiles``: its blocks."""
         self.layout, self.recipe, self.num_steps = layout, recipe, num_steps
         self.device = device
         self.numbers = numbers or numbers_of(training)
@@ -72,6 +74,8 @@ class Trainer:
             for number, chunk in enumerate(layout.chunks)
             if chunk.stage == self.mesh.stage
         ]
+        for part in self.parts if compiles else ():
+            compile_blocks(part.chain)
         self.tied = TiedEnds(model, layout, self.parts)
         self.passes = self._passes(model, training)
         self.optimizer = make_optimizer(training.optimizer, self.parameters(), recipe)

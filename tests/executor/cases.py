@@ -234,11 +234,18 @@ def own_rows(trainer: Trainer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def outcome(spec: ModelSpec, layout: Layout, numbers: Numbers, training: TrainingSpec) -> Outcome:
+def outcome(
+    spec: ModelSpec,
+    layout: Layout,
+    numbers: Numbers,
+    training: TrainingSpec,
+    *,
+    compiles: bool = False,
+) -> Outcome:
     """First gradients, then five steps, on this rank."""
     trainer = Trainer(
         spec, layout, training, RECIPE,
-        device=torch.device("cpu"), num_steps=STEPS, numbers=numbers,
+        device=torch.device("cpu"), num_steps=STEPS, numbers=numbers, compiles=compiles,
     )  # fmt: skip
     trainer.gradients(*own_rows(trainer, 0))
     gradients = {name: _shard(p.grad) for name, p in trainer.named_parameters().items()}
