@@ -77,7 +77,7 @@ def _mixed(
     if len(options) == len(finalist.candidate.recomputes):
         return None
     for _ in range(TIGHTENINGS):
-        mixed = MixedProblem(base, options)
+        mixed = MixedProblem(base, options, tied_alike=space.rules.tied_alike)
         incumbent = mixed.assignment(finalist.layout)
         answer = nested.solve(mixed.problem, incumbent=incumbent, gap=NEAR, most_work=MOST_WORK)
         if answer.solution is None or answer.solution == incumbent:
@@ -100,6 +100,8 @@ def _options(space: SearchSpace, finalist: Finalist) -> Iterator[Strategy]:
     ranks, sequences = degrees.tp * degrees.dp, degrees.micro_batch * degrees.dp
     for tp in _nested_degrees(space, degrees.tp):
         if ranks % tp or sequences % (ranks // tp):
+            continue
+        if tp != degrees.tp and not own.mesh.regroups:
             continue
         dp = ranks // tp
         like = degrees._replace(
@@ -131,6 +133,7 @@ class MixedProblem:
 
     base: CandidateProblem
     options: tuple[Strategy, ...]
+    tied_alike: bool = False
 
     @property
     def context(self) -> CostContext:
@@ -151,9 +154,15 @@ class MixedProblem:
         )
 
     def _allowed(self, c: int) -> tuple[int, ...]:
-        is_block = isinstance(self.base.classes[c], Block)
+        """Embedding and head are not recomputed, and keep the candidate's own strategy where they
+        share a matrix that must lie alike.
+        """
+        if isinstance(self.base.classes[c], Block):
+            return tuple(range(len(self.options)))
+        alike = self.tied_alike and self.context.model.tied
+        own = {self.base.candidate.strategy()} if alike else self.options
         return tuple(
-            j for j, each in enumerate(self.options) if is_block or each.recompute == NO_RECOMPUTE
+            j for j, o in enumerate(self.options) if o.recompute == NO_RECOMPUTE and o in own
         )
 
     def _step(self, c: int, strategy: Strategy) -> LayerStep:

@@ -56,7 +56,9 @@ def problems_of(inputs, strategy=None, **degrees):
             {"recompute": Recompute(RecomputeKind.SELECTIVE, ("moe_act",))},
             "recomputation of moe_act",
         ),
-        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, "layers with tp 4 in a job of tp 2"),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, None),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 4}, "tp 4 x dp 4 of a strategy are not the mesh's"),
+        ({"tp": 2, "dp": 4}, {"tp": 1, "dp": 8}, "the 4 sequences of a micro-batch do not divide"),
     ],
 )
 def test_a_layout_is_refused_with_its_rule(degrees, strategy, words):
