@@ -52,7 +52,9 @@ class RankMesh:
         sizes = {PIPELINE: mesh.pp, REPLICAS: dp // sharded, SHARDS: sharded, TENSOR: tp}
         names = tuple(name for axis in reversed(mesh.order) for name in NAMES.get(axis, ()))
         ranks = torch.arange(mesh.num_ranks).view([sizes[name] for name in names])
-        groups = [self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)]
+        groups = [
+            self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)
+        ]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
     def _group(self, name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -108,7 +110,7 @@ class RankMesh:
     def axes(self) -> dict[str, str]:
         """What the groups of this rank are called, by torch's names of them."""
         assert dist.group.WORLD is not None
-        found = {dist.group.WORLD.group_name: WORLD}
+        found: dict[str, str] = {dist.group.WORLD.group_name: WORLD}
         for (name, ranks), group in self._groups.items():
             found[group.group_name] = self.axis(name, len(ranks))
         return found

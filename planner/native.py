@@ -107,11 +107,10 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     for strategy in layout.strategies:
         found += _strategy_problems(training, layout, strategy)
     for span in (span for chunk in layout.chunks for span in chunk.spans):
-        for layer in model.layers[span.first : span.stop]:
-            if isinstance(layer, Block):
-                found += _undivided(layer, span.strategy.tp)
+        for run in model.runs_between(span.first, span.stop):
+            found += _undivided(run.layer, span.strategy.tp)
     first, last = layout.ends
-    if LAUNCHERS["native"].tied_alike and model.tied and first != last:
+    if model.tied and first != last:
         found.append("tied embedding and head under different strategies; native needs one")
     return list(dict.fromkeys(found))
 
@@ -133,7 +132,9 @@ def _strategy_problems(training: TrainingSpec, layout: Layout, own: Strategy) ->
         yield f"recomputation of {', '.join(unknown)}; expected {', '.join(MODULES)}"
 
 
-def _undivided(block: Block, tp: int) -> Iterator[str]:
+def _undivided(block: Layer, tp: int) -> Iterator[str]:
+    if not isinstance(block, Block):
+        return
     sizes = {"heads": block.attention.heads, "key/value heads": block.attention.kv_heads}
     if not isinstance(block.feed_forward, ExpertFeedForward):
         sizes["inner features"] = block.feed_forward.ffn_hidden
