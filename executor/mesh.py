@@ -12,8 +12,6 @@ from costmodel.layout import Axis
 from executor.models.tensorgroup import ALONE, TensorGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from costmodel.layout import Layout, Strategy
 
 __all__ = ["RankMesh", "shards"]
@@ -53,14 +51,21 @@ class RankMesh:
         names = tuple(name for axis in reversed(mesh.order) for name in NAMES.get(axis, ()))
         ranks = torch.arange(mesh.num_ranks).view([sizes[name] for name in names])
         groups = [
-            self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)
+            self._group(name, ranks.movedim(dim, -1).flatten(0, -2).tolist())
+            for dim, name in enumerate(names)
         ]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
-    def _group(self, name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        key = (name if len(ranks) > 1 else "", ranks)
+    def _group(self, name: str, lines: list[list[int]]) -> dist.ProcessGroup:
+        """The one of this rank along an axis; ``lines``: the ranks of all that there are."""
+        own = next(tuple(line) for line in lines if dist.get_rank() in line)
+        key = (name if len(own) > 1 else "", own)
         if key not in self._groups:
-            self._groups[key] = dist.new_group([*ranks], use_local_synchronization=True)
+            self._groups[key] = (
+                dist.new_subgroups_by_enumeration(lines)[0]
+                if len(own) > 1
+                else dist.new_group([*own], use_local_synchronization=True)
+            )
         return self._groups[key]
 
     def tensor_group(self, strategy: Strategy) -> TensorGroup:
@@ -114,11 +119,3 @@ class RankMesh:
         for (name, ranks), group in self._groups.items():
             found[group.group_name] = self.axis(name, len(ranks))
         return found
-
-
-def _own_lines(ranks: torch.Tensor) -> Iterator[tuple[int, ...]]:
-    """The ranks along each dim on whose lines this rank stands."""
-    place = [int(at) for at in (ranks == dist.get_rank()).nonzero()[0]]
-    for dim in range(ranks.dim()):
-        index = [slice(None) if other == dim else at for other, at in enumerate(place)]
-        yield tuple(ranks[tuple(index)].tolist())
