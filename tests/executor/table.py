@@ -18,7 +18,8 @@ SGD, warm-up, weight decay and clipping, its losses equal those of one process t
 and 1e-5 (float32), every gradient of the first step does, on every rank, to ten times that, all
 ranks together hold the elements that the strategy says, and every rank ran exactly the collectives
 that the plan means, in number and in bytes. Shown are those of one step of rank 0 in float32:
-how often, and KiB of whole tensors. Axes that span all ranks are one.
+how often, and KiB of whole tensors. Where layers divide the ranks differently, degrees stand in the
+order of the model, and an axis of several sizes has its size with its name.
 
 | layout | model | ranks | elements on rank 0 | collectives of rank 0 |
 | --- | --- | --- | --- | --- |
@@ -34,14 +35,22 @@ def row(case, found) -> str:
         f"{each['axis']} {each['kind']} {each['count']} ({each['bytes'] / 1024:.1f})"
         for each in first.ran
     )
-    degrees = {"tp": case.tp, "dp": case.dp, "pp": case.pp}
-    words = " x ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
+    strategies = case.layout.strategies
+    degrees = {
+        "tp": dict.fromkeys(each.tp for each in strategies),
+        "dp": dict.fromkeys(each.dp for each in strategies),
+        "pp": {case.pp: None},
+    }
+    words = " x ".join(
+        f"{name} {'/'.join(map(str, sizes))}" for name, sizes in degrees.items() if max(sizes) > 1
+    )
     return f"| {case.name} | {case.model} | {words} | {first.held:,} | {ran} |\n"
 
 
 def main() -> None:
     """Run all cases."""
-    from cases import CASES, run_case  # noqa: PLC0415
+    from cases import run_case  # noqa: PLC0415
+    from matrix import CASES  # noqa: PLC0415
 
     rows = [row(case, run_case(case)) for case in CASES]
     PAGE.write_text(INTRODUCTION + "".join(rows), encoding="utf-8")

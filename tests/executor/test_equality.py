@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import BATCH, CASES, SEQ, TYPES, alone, expected_elements, run_case
+from cases import BATCH, SEQ, TYPES, alone, expected_elements, run_case
+from matrix import CASES
 from table import PAGE, row
 
 
