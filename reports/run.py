@@ -35,7 +35,7 @@ def run_report(run: dict[str, Any]) -> list[RenderableType]:
     ranks = len(run["ranks"])
     where = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
     first = f"{words} on {where}, {software['device']}, {losses}"
-    curve = ["", _curve(run["steps"])] if before else []
+    curve: list[RenderableType] = ["", _curve(run["steps"])] if before else []
     return [first, *curve, "", _totals(run), "", _stages(run), "", _traffic(run)]
 
 
