@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.layout import Chunk, Strategy
+    from executor.models.groups import LayerGroups
     from executor.models.parameters import SplitModule
-    from executor.models.tensorgroup import TensorGroup
     from profiles.model import ModelSpec
 
 __all__ = ["Chain"]
@@ -30,7 +30,7 @@ class Chain(nn.Module):
         self,
         model: ModelSpec,
         chunk: Chunk,
-        tensor_group: Callable[[Strategy], TensorGroup],
+        groups_of: Callable[[Strategy], LayerGroups],
         *,
         num_tokens: int,
     ) -> None:
@@ -39,19 +39,19 @@ class Chain(nn.Module):
         self.layers = nn.ModuleDict()
         self.strategies: dict[str, Strategy] = {}
         for span in chunk.spans:
-            group = tensor_group(span.strategy)
+            groups = groups_of(span.strategy)
             for position in range(span.first, span.stop):
                 name, spec = model.layer_names[position], model.layers[position]
                 self.strategies[name] = span.strategy
                 layer: SplitModule
                 if isinstance(spec, Embedding):
-                    layer = NativeEmbedding(spec, group)
+                    layer = NativeEmbedding(spec, groups)
                 elif isinstance(spec, Head):
-                    layer = NativeHead(spec, group, num_tokens=num_tokens)
+                    layer = NativeHead(spec, groups, num_tokens=num_tokens)
                 else:
                     assert isinstance(spec, Block)
                     layer = NativeBlock(
-                        spec, group, span.strategy.recompute, num_blocks=model.num_blocks
+                        spec, groups, span.strategy.recompute, num_blocks=model.num_blocks
                     )
                 self.layers[name] = layer
         both = "embedding" in self.layers and "head" in self.layers
