@@ -294,6 +294,16 @@ class Layout:
         """The chunks of a stage in chunk order."""
         return tuple(chunk for chunk in self.chunks if chunk.stage == stage)
 
+    @property
+    def ends(self) -> tuple[Strategy, Strategy]:
+        """The strategies of the first layer and of the last."""
+        return self.chunks[0].spans[0].strategy, self.chunks[-1].spans[-1].strategy
+
+    def strategy_before(self, chunk: Chunk) -> Strategy | None:
+        """The strategy of the layer that a chunk follows, None for the first chunk."""
+        number = self.chunks.index(chunk)
+        return self.chunks[number - 1].spans[-1].strategy if number else None
+
     def mesh_of(self, strategy: Strategy) -> Mesh:
         """The mesh as a layer of ``strategy`` divides it: the same ranks of each stage under its
         own tp and dp.

@@ -12,6 +12,8 @@ from costmodel.layout import Axis
 from executor.models.tensorgroup import ALONE, TensorGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from costmodel.layout import Layout, Strategy
 
 __all__ = ["RankMesh", "shards"]
@@ -32,16 +34,32 @@ def _division(strategy: Strategy) -> Division:
 
 
 class RankMesh:
-    """The meshes of a layout. Every rank makes all of them, in the same order, since each makes
-    process groups.
+    """The meshes of a layout. Every rank makes its groups in the same order, axis by axis; a group
+    that several meshes have along the same axis is made once.
     """
 
     def __init__(self, layout: Layout, device_type: str) -> None:
         """Over the ranks of the default process group, numbered as the layout says."""
         self.layout = layout
+        self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
         divisions = dict.fromkeys(_division(strategy) for strategy in layout.strategies)
-        self._meshes = {own: _mesh(layout, own, device_type) for own in divisions}
+        self._meshes = {own: self._mesh(own, device_type) for own in divisions}
         self._first = next(iter(self._meshes.values()))
+
+    def _mesh(self, division: Division, device_type: str) -> DeviceMesh:
+        tp, dp, sharded = division
+        mesh = self.layout.mesh
+        sizes = {PIPELINE: mesh.pp, REPLICAS: dp // sharded, SHARDS: sharded, TENSOR: tp}
+        names = tuple(name for axis in reversed(mesh.order) for name in NAMES.get(axis, ()))
+        ranks = torch.arange(mesh.num_ranks).view([sizes[name] for name in names])
+        groups = [self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)]
+        return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+
+    def _group(self, name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        key = (name if len(ranks) > 1 else "", ranks)
+        if key not in self._groups:
+            self._groups[key] = dist.new_group([*ranks], use_local_synchronization=True)
+        return self._groups[key]
 
     def tensor_group(self, strategy: Strategy) -> TensorGroup:
         """The ranks that split a layer, with this one among them."""
@@ -69,36 +87,36 @@ class RankMesh:
         """The ranks of this pipeline, in the order of stages."""
         return self._first.get_group(PIPELINE)
 
-    @property
-    def replica(self) -> int:
-        """Which share of the batch this rank trains on."""
-        mesh = self._first
-        outer, inner = mesh.get_local_rank(REPLICAS), mesh.get_local_rank(SHARDS)
-        return outer * mesh[SHARDS].size() + inner
+    def sequences(self, strategy: Strategy) -> list[range]:
+        """Those of a step that this rank has of a layer, for each micro-batch. Neighbouring
+        replicas have neighbouring ones, so that one of a layer with fewer has those of several.
+        """
+        mesh, count = self._meshes[_division(strategy)], self.layout.micro_batch_of(strategy)
+        replica = mesh.get_local_rank(REPLICAS) * mesh[SHARDS].size() + mesh.get_local_rank(SHARDS)
+        every = count * strategy.dp
+        starts = range(replica * count, self.layout.num_microbatches * every, every)
+        return [range(start, start + count) for start in starts]
+
+    def axis(self, name: str, size: int) -> str:
+        """What the groups of ``size`` ranks along an axis are called: by its name alone, where
+        layers divide it alike.
+        """
+        sizes = {len(ranks) for own, ranks in self._groups if own == name}
+        return name if sizes == {size} else f"{name} {size}"
 
     @property
-    def axes(self) -> dict[frozenset[int], str]:
-        """The groups of this rank and the axes that they are."""
-        found = {frozenset(range(self.layout.mesh.num_ranks)): WORLD}
-        for mesh in self._meshes.values():
-            for name in (PIPELINE, REPLICAS, SHARDS, TENSOR):
-                found[frozenset(dist.get_process_group_ranks(mesh.get_group(name)))] = name
+    def axes(self) -> dict[str, str]:
+        """What the groups of this rank are called, by torch's names of them."""
+        assert dist.group.WORLD is not None
+        found = {dist.group.WORLD.group_name: WORLD}
+        for (name, ranks), group in self._groups.items():
+            found[group.group_name] = self.axis(name, len(ranks))
         return found
 
-    @property
-    def whole_axis(self) -> str:
-        """The axis that all ranks are on, if there is one."""
-        return self.axes[frozenset(range(self.layout.mesh.num_ranks))]
 
-    @property
-    def tensor_rank(self) -> int:
-        """Place of this rank among those that split a layer."""
-        return self._first.get_local_rank(TENSOR)
-
-
-def _mesh(layout: Layout, division: Division, device_type: str) -> DeviceMesh:
-    tp, dp, sharded = division
-    sizes = {PIPELINE: layout.mesh.pp, REPLICAS: dp // sharded, SHARDS: sharded, TENSOR: tp}
-    names = [name for axis in reversed(layout.mesh.order) for name in NAMES.get(axis, ())]
-    ranks = torch.arange(layout.mesh.num_ranks).view([sizes[name] for name in names])
-    return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(names))
+def _own_lines(ranks: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    """The ranks along each dim on whose lines this rank stands."""
+    place = [int(at) for at in (ranks == dist.get_rank()).nonzero()[0]]
+    for dim in range(ranks.dim()):
+        index = [slice(None) if other == dim else at for other, at in enumerate(place)]
+        yield tuple(ranks[tuple(index)].tolist())

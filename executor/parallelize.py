@@ -40,7 +40,13 @@ def parallelize(
     """The chunk on this rank: built on the meta device, split over tp, wrapped for its ZeRO stage,
     then filled, so that no rank ever holds more than its part.
     """
-    chain = Chain(model, chunk, mesh.tensor_group, num_tokens=num_tokens)
+    chain = Chain(
+        model,
+        chunk,
+        mesh.tensor_group,
+        num_tokens=num_tokens,
+        before=mesh.layout.strategy_before(chunk),
+    )
     chain.to(numbers.master)
     split_parameters(chain)
     data_parallel = DataParallel(chain, mesh, numbers)
@@ -63,8 +69,10 @@ class DataParallel:
         """Wrap each layer of ``chain``; a matrix that two layers share makes them one unit."""
         self.chain = chain
         self.units: list[tuple[FSDPModule, Strategy]] = []
+        unwrapped: set[nn.Parameter] = set()
         for layers, strategy in _units(chain):
             if strategy.dp == 1 and not numbers.is_mixed:
+                unwrapped |= {p for layer in layers for p in layer.parameters()}
                 continue
             how: dict[str, Any] = {
                 "mesh": mesh.replicas(strategy),
@@ -82,7 +90,12 @@ class DataParallel:
                 layer.set_gradient_divide_factor(1.0)
                 layer.set_force_sum_reduction_for_comms(True)
         if self.units:  # a root, whose layers share streams and prefetch one another
-            fully_shard(chain, mesh=mesh.replicas(self.units[0][1]), reshard_after_forward=False)
+            fully_shard(
+                chain,
+                mesh=mesh.replicas(self.units[0][1]),
+                reshard_after_forward=False,
+                ignored_params=unwrapped,
+            )
             self._prefetch()
 
     def _prefetch(self) -> None:

@@ -15,7 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from costmodel.layout import RecomputeKind
+from costmodel.resharding import collective, piece
 from costmodel.schedules import SCHEDULES
+from costmodel.work import CollectiveKind
 from executor.gradients import local_tensor
 from executor.mesh import PIPELINE, REPLICAS, SHARDS, TENSOR, WORLD, shards
 from executor.models.block import NativeBlock
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Layout, Strategy
     from executor.mesh import RankMesh
     from executor.models.chain import Chain
+    from executor.models.resharding import Resharding
     from executor.pipeline import Part
     from executor.precision import Numbers
     from profiles.model import ModelSpec
@@ -53,19 +56,30 @@ Entry = tuple[str, str, int, int]  # kind, axis, times, bytes of each
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Bytes of what one micro-batch moves."""
+    """Bytes of what one micro-batch moves, and between whom."""
 
+    mesh: RankMesh
     layout: Layout
     training: TrainingSpec
     numbers: Numbers
     hidden: int
     tied: bool
 
-    @property
-    def activations(self) -> int:
-        """The whole residual stream of a micro-batch."""
-        tokens = self.layout.micro_batch * self.training.seq_len
-        return tokens * self.hidden * self.numbers.activations.itemsize
+    def tokens(self, strategy: Strategy) -> int:
+        """Of a micro-batch, on each replica of a layer."""
+        return self.layout.micro_batch_of(strategy) * self.training.seq_len
+
+    def activations(self, strategy: Strategy) -> int:
+        """The whole residual stream of a micro-batch between the ranks that split a layer."""
+        return self.tokens(strategy) * self.hidden * self.numbers.activations.itemsize
+
+    def statistics(self, strategy: Strategy) -> int:
+        """One wide number for each of those tokens."""
+        return self.tokens(strategy) * max(4, self.numbers.activations.itemsize)
+
+    def tensor(self, strategy: Strategy) -> str:
+        """The axis of the ranks that split a layer."""
+        return self.mesh.axis(TENSOR, strategy.tp)
 
 
 def planned_traffic(
@@ -77,18 +91,17 @@ def planned_traffic(
     model: ModelSpec,
 ) -> Traffic:
     """Counts and bytes of a step on the rank that holds ``parts``, by kind and axis; groups of one
-    rank move nothing and are left out. Axes that span all ranks are one.
+    rank move nothing and are left out.
     """
     layout = mesh.layout
     counts: Counter[tuple[str, str]] = Counter()
     moved: Counter[tuple[str, str]] = Counter()
     assert model.hidden is not None
-    sizes = _Sizes(layout, training, numbers, model.hidden, model.tied)
+    sizes = _Sizes(mesh, layout, training, numbers, model.hidden, model.tied)
     entries = [entry for part in parts for entry in _of_part(part, sizes)]
     if layout.mesh.num_ranks > 1:
         entries.append((ALL_REDUCE, WORLD, 1, PER_STEP))
-    for kind, own_axis, times, size in entries:
-        axis = mesh.whole_axis if own_axis == WORLD else own_axis
+    for kind, axis, times, size in entries:
         if times:
             counts[kind, axis] += times
             moved[kind, axis] += times * size
@@ -100,16 +113,19 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
     passes = sizes.layout.num_microbatches
     for name, layer in part.chain.layers.items():
         strategy = part.chain.strategies[name]
+        if name in part.chain.changes:
+            yield from _changed(part.chain.changes[name], strategy, sizes)
         if strategy.tp > 1:
+            axis = sizes.tensor(strategy)
             for kind, times, size in _crossings(layer, strategy, sizes):
-                yield kind, TENSOR, passes * times, size
+                yield kind, axis, passes * times, size
             if (
                 SCHEDULES[sizes.layout.schedule].splits
                 and part.number
                 and strategy.sequence_parallel
             ):
                 entries = 2 if isinstance(layer, NativeBlock) else 1  # gathered for W as for B
-                yield ALL_GATHER, TENSOR, passes * entries, sizes.activations
+                yield ALL_GATHER, axis, passes * entries, sizes.activations(strategy)
             yield from _partial_gradients(layer, strategy, sizes)
     yield from _tied_ends(part, sizes)
     for unit, strategy in part.data_parallel.units:
@@ -118,15 +134,29 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
             yield from _of_zero(part.chain, unit, strategy, sizes)
 
 
+def _changed(change: Resharding, after: Strategy, sizes: _Sizes) -> Iterator[Entry]:
+    """Activations that a layer takes from one that holds them otherwise, and their gradients."""
+    tp, rank = change.group.size, change.group.rank
+    whole = sizes.activations(after) * tp // after.tp
+    for way in (change, change.back):
+        kind = collective(way.have, way.want)
+        if kind is not None:
+            given = (piece(way.have, way.want, rank, taker) for taker in range(tp))
+            parts = sum(len(rows) * len(positions) for rows, positions in given)
+            size = whole if kind is CollectiveKind.ALL_GATHER else whole * parts // tp**2
+            yield kind.value, sizes.mesh.axis(TENSOR, tp), sizes.layout.num_microbatches, size
+
+
 def _hand_over(part: Part, sizes: _Sizes) -> Iterator[Entry]:
     """Activations to the next chunk and gradients back, where it is on another rank."""
     chunks, passes = sizes.layout.chunks, sizes.layout.num_microbatches
+    axis = sizes.mesh.axis(PIPELINE, sizes.layout.num_stages)
     for other, there, back in ((part.number - 1, RECEIVE, SEND), (part.number + 1, SEND, RECEIVE)):
         if 0 <= other < len(chunks) and chunks[other].stage != chunks[part.number].stage:
             strategy = chunks[min(other, part.number)].spans[-1].strategy
             parts = strategy.tp if strategy.sequence_parallel else 1
-            yield there, PIPELINE, passes, sizes.activations // parts
-            yield back, PIPELINE, passes, sizes.activations // parts
+            yield there, axis, passes, sizes.activations(strategy) // parts
+            yield back, axis, passes, sizes.activations(strategy) // parts
 
 
 def _tied_ends(part: Part, sizes: _Sizes) -> Iterator[Entry]:
@@ -134,19 +164,18 @@ def _tied_ends(part: Part, sizes: _Sizes) -> Iterator[Entry]:
     chunks = sizes.layout.chunks
     if not sizes.tied or len(chunks) == 1 or chunks[0].stage == chunks[-1].stage:
         return
-    axis = PIPELINE if sizes.layout.num_stages == 2 else OTHER  # noqa: PLR2004 - all of them
     ends = {"embedding": "tokens", "head": "projection"}
     for name in ends.keys() & part.chain.layers.keys():
         copy = part.chain.layers[name].get_parameter(ends[name])
         count = local_tensor(copy).numel()
-        yield ALL_REDUCE, axis, 1, count * sizes.numbers.master.itemsize
+        yield ALL_REDUCE, OTHER, 1, count * sizes.numbers.master.itemsize
 
 
 def _crossings(
     layer: nn.Module, strategy: Strategy, sizes: _Sizes
 ) -> Iterator[tuple[str, int, int]]:
     """Of one micro-batch: (kind, times, bytes)."""
-    whole, sequence = sizes.activations, strategy.sequence_parallel
+    whole, sequence = sizes.activations(strategy), strategy.sequence_parallel
     if isinstance(layer, NativeEmbedding):
         yield (REDUCE_SCATTER, 1, whole) if sequence else (ALL_REDUCE, 1, whole)
         if sequence:
@@ -157,30 +186,27 @@ def _crossings(
             yield REDUCE_SCATTER, 1, whole
         else:
             yield ALL_REDUCE, 1, whole
-        tokens = sizes.layout.micro_batch * sizes.training.seq_len
-        wide = max(4, sizes.numbers.activations.itemsize)
-        yield ALL_REDUCE, 1, tokens * wide
-        yield ALL_REDUCE, 1, (LOSS_SUMS - 1) * tokens * wide
+        yield ALL_REDUCE, 1, sizes.statistics(strategy)
+        yield ALL_REDUCE, 1, (LOSS_SUMS - 1) * sizes.statistics(strategy)
     elif isinstance(layer, NativeBlock):
-        yield from _block_crossings(layer, sizes, sequence=sequence)
+        yield from _block_crossings(layer, strategy, sizes)
 
 
 def _block_crossings(
-    layer: NativeBlock, sizes: _Sizes, *, sequence: bool
+    layer: NativeBlock, strategy: Strategy, sizes: _Sizes
 ) -> Iterator[tuple[str, int, int]]:
     """Attention and feed-forward each enter and leave. Full recomputation repeats the forward
     crossings but the last; gathered inputs are gathered again backward in any case.
     """
-    whole = sizes.activations
+    whole = sizes.activations(strategy)
     full = layer.recompute.kind is RecomputeKind.FULL
-    if sequence:
+    if strategy.sequence_parallel:
         yield ALL_GATHER, 6, whole
         yield REDUCE_SCATTER, 5 if full else 4, whole
     else:
         yield ALL_REDUCE, 5 if full else 4, whole
     if layer.spec.attention.qk_norm is QKNorm.FULL:
-        tokens = sizes.layout.micro_batch * sizes.training.seq_len
-        yield ALL_REDUCE, 6 if full else 4, tokens * max(4, sizes.numbers.activations.itemsize)
+        yield ALL_REDUCE, 6 if full else 4, sizes.statistics(strategy)
 
 
 def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
@@ -196,7 +222,7 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
         for name, traits in part.traits.items():
             if traits.partial:
                 count = math.prod(getattr(part, name).shape)
-                yield ALL_REDUCE, TENSOR, times, count * sizes.numbers.master.itemsize
+                yield ALL_REDUCE, sizes.tensor(strategy), times, count * sizes.numbers.master.itemsize
 
 
 def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
@@ -208,13 +234,12 @@ def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) 
     padded = sum(_padded(each, over) for each in tensors)
     weight = padded * numbers.activations.itemsize
     gradient = padded * (numbers.reduce or numbers.master).itemsize
-    if over == 1:
-        yield ALL_REDUCE, REPLICAS, 1, gradient
-        return
-    yield REDUCE_SCATTER, SHARDS, passes if strategy.zero >= GRADIENTS_SHARDED else 1, gradient
-    yield ALL_GATHER, SHARDS, 2 * passes if strategy.zero == WEIGHTS_SHARDED else 1, weight
     if over < strategy.dp:
-        yield ALL_REDUCE, REPLICAS, 1, gradient // over
+        yield ALL_REDUCE, sizes.mesh.axis(REPLICAS, strategy.dp // over), 1, gradient // over
+    if over > 1:
+        axis, every = sizes.mesh.axis(SHARDS, over), strategy.zero >= GRADIENTS_SHARDED
+        yield REDUCE_SCATTER, axis, passes if every else 1, gradient
+        yield ALL_GATHER, axis, 2 * passes if strategy.zero == WEIGHTS_SHARDED else 1, weight
 
 
 def _padded(parameter: nn.Parameter, over: int) -> int:

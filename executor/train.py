@@ -148,12 +148,16 @@ class _Run:
         return facts
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sequences of this replica of a step."""
-        batch = self.plan.inputs.training.global_batch
-        share = batch // self.plan.layout.mesh.dp
-        first = step * batch + self.trainer.mesh.replica * share
-        rows = self.data.rows(first, share).to(self.device, non_blocking=True)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        """The tokens and targets of this rank of a step."""
+        first, last = self.trainer.sequences
+        tokens = self._rows(step, first)
+        targets = tokens if first == last else self._rows(step, last)
+        return tokens[:, :-1].contiguous(), targets[:, 1:].contiguous()
+
+    def _rows(self, step: int, sequences: list[range]) -> torch.Tensor:
+        begin = step * self.plan.inputs.training.global_batch
+        rows = torch.cat([self.data.rows(begin + own.start, len(own)) for own in sequences])
+        return rows.to(self.device, non_blocking=True)
 
     def _memory(self) -> tuple[int | None, int | None, int]:
         """Peak bytes: allocated, reserved, and of the device (on a CPU, of the process)."""

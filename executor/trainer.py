@@ -105,21 +105,28 @@ class Trainer:
         """Parameter elements that this rank holds between steps."""
         return sum(getattr(p, "_local_tensor", p).numel() for p in self.parameters())
 
+    @property
+    def sequences(self) -> tuple[list[range], list[range]]:
+        """Those of a step's batch whose tokens and whose targets this rank takes."""
+        first, last = (self.mesh.sequences(end) for end in self.layout.ends)
+        return first, last
+
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
-        """Run the passes on this replica's sequences; loss and norm, the same on all ranks."""
+        """Run the passes on this rank's ``sequences``; loss and norm, the same on all ranks."""
         loss = self.passes.run(tokens, targets)
         own = self.parameters()
         sum_partial(own)
         self.tied.sum()
         squares = squared_norm(own, self.tied.copies)
-        counted = loss if self.mesh.tensor_rank == 0 else torch.zeros_like(loss)
+        is_first = self.mesh.tensor_group(self.layout.ends[1]).rank == 0
+        counted = loss if is_first else torch.zeros_like(loss)
         sums = torch.stack((counted.double(), squares.double()))
         dist.all_reduce(sums)
         total, square = sums.tolist()
         return float(total), float(square) ** 0.5
 
     def step(self, tokens: Tensor, targets: Tensor) -> StepResult:
-        """One optimizer step on the global batch, of which these are this replica's sequences."""
+        """One optimizer step on the global batch, of which these are this rank's ``sequences``."""
         loss, norm = self.gradients(tokens, targets)
         clip = self.recipe.clip
         if clip and norm > clip:

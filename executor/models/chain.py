@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
+from executor.models.resharding import resharding
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Chunk, Strategy
     from executor.models.groups import LayerGroups
     from executor.models.parameters import SplitModule
+    from executor.models.resharding import Resharding
     from profiles.model import ModelSpec
 
 __all__ = ["Chain"]
@@ -33,13 +35,21 @@ class Chain(nn.Module):
         groups_of: Callable[[Strategy], LayerGroups],
         *,
         num_tokens: int,
+        before: Strategy | None = None,
     ) -> None:
-        """On the meta device, whole; ``num_tokens``: of a step."""
+        """On the meta device, whole; ``num_tokens``: of a step; ``before``: the strategy of the
+        layer that the chunk follows.
+        """
         super().__init__()
         self.layers = nn.ModuleDict()
         self.strategies: dict[str, Strategy] = {}
+        self.changes: dict[str, Resharding] = {}  # of what goes into a layer
         for span in chunk.spans:
             groups = groups_of(span.strategy)
+            change = before and resharding(before, span.strategy, lambda own: groups_of(own).tensor)
+            if change:
+                self.changes[model.layer_names[span.first]] = change
+            before = span.strategy
             for position in range(span.first, span.stop):
                 name, spec = model.layer_names[position], model.layers[position]
                 self.strategies[name] = span.strategy
@@ -79,6 +89,8 @@ class Chain(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens or residual stream -> residual stream, or with the head the loss."""
-        for layer in self.layers.values():
+        for name, layer in self.layers.items():
+            if name in self.changes:
+                x = self.changes[name](x)
             x = layer(x, targets) if isinstance(layer, NativeHead) else layer(x)
         return x

@@ -95,10 +95,30 @@ NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
 MODELS = {"llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
 
 
+def split(
+    tp: int,
+    dp: int,
+    zero: int = 0,
+    *,
+    sequence: bool = True,
+    recompute: Recompute = NO_RECOMPUTE,
+    shard_group: int | None = None,
+) -> Strategy:
+    """Of one layer."""
+    return Strategy(
+        tp=tp,
+        dp=dp,
+        zero=zero,
+        shard_group=shard_group or dp,
+        sequence_parallel=sequence and tp > 1,
+        recompute=recompute,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A layout of a model. ``cut``: blocks of each chunk. ``mixed``: recomputation and ZeRO stage
-    of the blocks from the third on.
+    """A layout of a model. ``cut``: blocks of each chunk. ``layers``: the strategies of embedding,
+    four blocks and head, where they differ; the first has the degrees of the case.
     """
 
     name: str
@@ -114,7 +134,7 @@ class Case:
     cut: tuple[int, ...] | None = None
     micro_batch: int = 1
     recompute: Recompute = NO_RECOMPUTE
-    mixed: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[Strategy, ...] = ()
     order: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
 
     @property
@@ -145,19 +165,34 @@ class Case:
         )
 
     def _mixed(self, chunk: Chunk) -> Chunk:
-        """The third and fourth block under a strategy of their own."""
-        if not self.mixed:
+        """Each layer under its own strategy."""
+        if not self.layers:
             return chunk
-        spans = []
-        for span in chunk.spans:
-            for at in range(span.first, span.stop):
-                changed = replace(span.strategy, **self.mixed)
-                spans.append(LayerSpan(at, at + 1, changed if at in (3, 4) else span.strategy))
-        return Chunk(chunk.stage, chunk.chunk, tuple(spans))
+        spans = [LayerSpan(at, at + 1, self.layers[at]) for at in range(chunk.first, chunk.stop)]
+        return replace(chunk, spans=tuple(spans))
 
 
 BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
 VEE = {"schedule": "zbv", "chunks": 2, "pp": 2}
+TP1, TP2, TP4 = split(1, 4, 3), split(2, 2), split(4, 1)
+MIXES = (
+    Case(
+        name="TP 2, TP 1 of ZeRO-3", tp=2, micro_batch=4, model="qwen",
+        layers=(split(2, 1), *[split(1, 2, 3)] * 2, *[split(2, 1)] * 3),
+    ),
+    Case(
+        name="TP 1 of ZeRO-2, TP 2 without SP", dp=2, model="gpt",
+        layers=(*[split(1, 2, 2)] * 3, *[split(2, 1, sequence=False)] * 2, split(1, 2, 2)),
+    ),
+    Case(
+        name="TP 2 with SP, without", tp=2, micro_batch=4,
+        layers=(*[split(2, 1)] * 3, *[split(2, 1, sequence=False)] * 3),
+    ),
+    Case(name="TP 4, 2, 1 of ZeRO 0, 0, 3", tp=4, micro_batch=4, model="mqa",
+         layers=(TP4, TP4, TP2, TP2, TP1, TP1)),
+    Case(name="TP 1, 4, 2: no accumulation", dp=4, micro_batch=2, model="gpt",
+         layers=(TP1, TP4, TP2, TP1, TP4, TP2)),
+)
 CASES = (
     Case(name="DDP", dp=2),
     Case(name="ZeRO-1", dp=2, zero=1, model="qwen"),
@@ -177,7 +212,10 @@ CASES = (
     Case(name="selective: attention", dp=2, zero=3, recompute=CORE, micro_batch=4),
     Case(name="selective: all modules", tp=2, sequence=True, recompute=CHEAP, micro_batch=4),
     Case(name="selective: norms", tp=2, sequence=True, recompute=NORMS, micro_batch=8),
-    Case(name="layers differ", dp=2, zero=3, mixed={"zero": 1, "recompute": FULL}, micro_batch=2),
+    Case(
+        name="layers differ", dp=2, micro_batch=2,
+        layers=(*[split(1, 2, 3)] * 3, *[split(1, 2, 1, recompute=FULL)] * 2, split(1, 2, 3)),
+    ),
     Case(name="GPipe", pp=2, schedule="gpipe", cut=(3, 1), model="gpt", micro_batch=2),
     Case(name="1F1B, four stages", pp=4, micro_batch=2, model="qwen"),
     Case(name="interleaved 1F1B", pp=2, chunks=2, schedule="interleaved-1f1b", micro_batch=2),
@@ -202,6 +240,7 @@ CASES = (
         chunks=2, schedule="interleaved-1f1b", recompute=FULL, micro_batch=2,
     ),
     Case(name="PP x DP x TP: ZBV, ZeRO-1", **VEE, dp=2, tp=2, zero=1, micro_batch=2),
+    *MIXES,
 )  # fmt: skip
 
 
@@ -229,9 +268,9 @@ def batch(step: int) -> torch.Tensor:
 
 
 def own_rows(trainer: Trainer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    share = BATCH // trainer.layout.mesh.dp
-    rows = batch(step)[trainer.mesh.replica * share :][:share]
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    first, last = ([n for own in each for n in own] for each in trainer.sequences)
+    rows = batch(step)
+    return rows[first, :-1].contiguous(), rows[last, 1:].contiguous()
 
 
 def outcome(spec: ModelSpec, layout: Layout, numbers: Numbers, training: TrainingSpec) -> Outcome:
