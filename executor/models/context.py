@@ -67,9 +67,9 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: ContextGroup) -> Tensor:
         ctx.own = own
-        parts = x.new_empty((own.size, *x.shape))
+        parts = x.new_empty((own.size * x.shape[0], *x.shape[1:]))
         dist.all_gather_single(parts, x.contiguous(), group=own.group)
-        early, late = parts.chunk(2, -2)
+        early, late = parts.unflatten(0, (own.size, -1)).chunk(2, -2)
         return torch.cat((*early, *late.flip(0)), -2)
 
     @staticmethod
@@ -78,7 +78,7 @@ class _Gather(Function):
         early, late = pieces.chunk(2)
         parts = torch.cat((early, late.flip(0)), -2)
         summed = torch.empty_like(parts[0])
-        dist.reduce_scatter_single(summed, parts, group=ctx.own.group)
+        dist.reduce_scatter_single(summed, parts.flatten(0, 1), group=ctx.own.group)
         return summed, None
 
 

@@ -112,9 +112,11 @@ def _gathered_counts(coming: Tensor, group: ExpertGroup) -> Tensor:
     """(senders, experts) of each rank that has parts of these experts."""
     if group.splitting is None:
         return coming[None]
-    every = coming.new_empty((group.splitting.size(), *coming.shape))
+    count = group.splitting.size()
+    every = coming.new_empty((count * coming.shape[0], coming.shape[1]))
     dist.all_gather_single(every, coming.contiguous(), group=group.splitting)
-    return every
+    found: Tensor = every.unflatten(0, (count, -1))
+    return found
 
 
 def _places(every: Tensor, padding: Tensor) -> Tensor:

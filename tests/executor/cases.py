@@ -33,6 +33,7 @@ from profiles.layers import (
     Attention,
     Block,
     Embedding,
+    ExpertFeedForward,
     FeedForward,
     Head,
     Norm,
@@ -59,9 +60,13 @@ def model_of(
     gated: bool = True,
     positions: int = 0,
     biases: bool = False,
+    experts: ExpertFeedForward | None = None,
+    num_dense: int = 0,
     **block: Any,
 ) -> ModelSpec:
-    """Four blocks of width 32: 4 heads over 2 key/value heads."""
+    """Four blocks of width 32: 4 heads over 2 key/value heads. ``experts``: of the blocks after
+    the first ``num_dense``.
+    """
     attention = Attention(
         heads=4,
         kv_heads=2,
@@ -82,7 +87,11 @@ def model_of(
     )
     first = Embedding(vocab=VOCAB, hidden=HIDDEN, positions=positions)
     last = Head(vocab=VOCAB, hidden=HIDDEN, norm=norm, tied=tied)
-    runs = (LayerRun(first, 1), LayerRun(one, 4), LayerRun(last, 1))
+    blocks = [LayerRun(one, 4)]
+    if experts is not None:
+        blocks = [LayerRun(replace(one, feed_forward=experts), 4 - num_dense)]
+        blocks[:0] = [LayerRun(one, num_dense)] if num_dense else []
+    runs = (LayerRun(first, 1), *blocks, LayerRun(last, 1))
     return ModelSpec(name="small", family="generic", runs=runs)
 
 
@@ -92,7 +101,22 @@ OLMO = model_of(qk_norm=QKNorm.FULL)
 GPT = model_of(norm=Norm.LAYER, gated=False, positions=SEQ, biases=True, tied=True)
 GEMMA = model_of(num_norms=4, window=5)
 NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
+MIXTRAL = model_of(experts=ExpertFeedForward(num_experts=8, top_k=2, expert_hidden=24))
+QWEN_MOE = model_of(
+    experts=ExpertFeedForward(
+        num_experts=4, top_k=2, expert_hidden=20, shared_hidden=40, shared_gate=True
+    ),
+    num_dense=1,
+    qk_norm=QKNorm.PER_HEAD,
+)
+SWITCH = model_of(
+    experts=ExpertFeedForward(num_experts=4, top_k=1, expert_hidden=48, gated=False),
+    norm=Norm.LAYER,
+    positions=SEQ,
+    tied=True,
+)
 MODELS = {"llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
+MODELS |= {"mixtral": MIXTRAL, "qwen-moe": QWEN_MOE, "switch": SWITCH}
 
 
 def split(
@@ -126,6 +150,9 @@ class Case:
     tp: int = 1
     dp: int = 1
     pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
     zero: int = 0
     shard_group: int | None = None
     sequence: bool = False
@@ -143,12 +170,12 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        mesh = Mesh(tp=self.tp, dp=self.dp, pp=self.pp, order=self.order)
+        degrees = {name: getattr(self, name) for name in ("tp", "dp", "cp", "ep", "expert_tp")}
+        mesh = Mesh(pp=self.pp, order=self.order, **degrees)
         strategy = Strategy(
-            tp=self.tp,
-            dp=self.dp,
+            **degrees,
             zero=self.zero,
-            shard_group=self.shard_group or self.dp,
+            shard_group=self.shard_group or self.dp * self.cp,
             sequence_parallel=self.sequence,
         )
         count = BATCH // self.dp // self.micro_batch
@@ -334,11 +361,14 @@ def expected_elements(case: Case) -> int:
     for chunk in layout.chunks:
         for span in chunk.spans:
             own = span.strategy
-            copies = own.dp // (own.shard_group if own.zero else 1)
+            copies = own.dp * own.cp // (own.shard_group if own.zero else 1)
             for layer in case.spec.layers[span.first : span.stop]:
                 for parameter in layer.parameters():
                     in_one = layer is case.spec.layers[-1] and len(layout.chunks) == 1
                     if case.spec.tied and in_one and parameter.name == "projection":
+                        continue
+                    if parameter.split is Split.EXPERT:
+                        total += parameter.count * (1 if own.zero else layout.mesh.expert_dp)
                         continue
                     replicated = parameter.split is Split.REPLICATED
                     total += parameter.count * copies * (own.tp if replicated else 1)

@@ -13,13 +13,13 @@ from costmodel.layout import Chunk, LayerSpan, Strategy
 from executor.models.chain import Chain
 from executor.models.parameters import initialise
 from executor.models.recomputing import without_output
-from executor.models.tensorgroup import ALONE
+from executor.models.groups import LONE_LAYER
 from profiles.catalog import load_model
 
 
 def chain_of(spec, *, device="meta"):
     chunk = Chunk(0, 0, (LayerSpan(0, spec.num_layers, Strategy()),))
-    chain = Chain(spec, chunk, lambda _: ALONE, num_tokens=BATCH * SEQ)
+    chain = Chain(spec, chunk, lambda _: LONE_LAYER, num_tokens=BATCH * SEQ)
     if device != "meta":
         chain.to(torch.float64).to_empty(device=device)
         chain.tie()
