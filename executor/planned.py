@@ -280,8 +280,8 @@ def _of_experts(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterat
         routed *= strategy.expert_tp
         yield ALL_GATHER, EXPERT_TENSOR, forward, spec.num_experts * COUNT * strategy.expert_tp
         for kind, there, back in ((ALL_GATHER, forward, passes), (REDUCE_SCATTER, passes, forward)):
-            yield kind, EXPERT_TENSOR, there, routed * (row + weight)
-            yield kind, EXPERT_TENSOR, back, routed * row
+            yield kind, EXPERT_TENSOR, there + back, routed * row
+            yield kind, EXPERT_TENSOR, there, routed * weight
 
 
 def _of_unit(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:

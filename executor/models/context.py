@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +97,7 @@ def attend(spec: Attention, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tens
         end = min(end, last + spec.window - 1)
         mask = _window_mask((first, last), (begin, end), spec.window, spec.causal, q.device)
     elif spec.causal and first:
-        mask = causal_lower_right(q.shape[2], end)
+        mask = _last_queries(q.shape[2], end)
     context: Tensor = functional.scaled_dot_product_attention(
         q, k[:, :, begin:end], v[:, :, begin:end],
         attn_mask=mask,
@@ -104,6 +105,15 @@ def attend(spec: Attention, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tens
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
     return context
+
+
+@lru_cache(maxsize=8)
+def _last_queries(queries: int, keys: int) -> CausalBias:
+    """Causal, the last query seeing all keys. It has no data, so that flash kernels can run, and
+    comes into being outside of modes that log what is dispatched.
+    """
+    with _disable_current_modes():
+        return causal_lower_right(queries, keys)
 
 
 @lru_cache(maxsize=8)
