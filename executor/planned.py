@@ -34,8 +34,7 @@ from executor.mesh import (
 )
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
-from executor.models.experts import NativeExperts
-from executor.models.feedforward import NativeFeedForward
+from executor.models.experts import NativeExpertFeedForward, NativeExperts
 from executor.models.parameters import SplitModule
 from executor.traffic import (
     ALL_GATHER,
@@ -215,16 +214,20 @@ def _crossings(
 def _block_crossings(
     layer: NativeBlock, strategy: Strategy, sizes: _Sizes
 ) -> Iterator[tuple[str, int, int]]:
-    """Attention and feed-forward each enter and leave. Full recomputation repeats the forward
-    crossings but the last; gathered inputs are gathered again backward in any case.
+    """Attention and feed-forward each enter and leave, of experts the shared ones. Full
+    recomputation repeats the forward crossings but the last, and that too where a gate follows;
+    gathered inputs are gathered again backward in any case.
     """
     whole = sizes.activations(strategy)
     full = layer.recompute.kind is RecomputeKind.FULL
     own = layer.feed_forward
     if strategy.sequence_parallel:
-        pairs = 2 if isinstance(own, NativeFeedForward) or own.shared is not None else 1
+        pairs, again = 2, 1
+        if isinstance(own, NativeExpertFeedForward):
+            pairs = 1 if own.shared is None else 2
+            again = 2 if own.spec.shared_gate else 1
         yield ALL_GATHER, 3 * pairs, whole
-        yield REDUCE_SCATTER, 2 * pairs + (1 if full else 0), whole
+        yield REDUCE_SCATTER, 2 * pairs + (again if full else 0), whole
     else:
         yield ALL_REDUCE, 5 if full else 4, whole
     if layer.spec.attention.qk_norm is QKNorm.FULL:

@@ -55,6 +55,7 @@ NORMS = Recompute(RecomputeKind.SELECTIVE, ("layernorm",))
 def model_of(
     *,
     tied: bool = False,
+    kv_heads: int = 2,
     qk_norm: QKNorm = QKNorm.NONE,
     norm: Norm = Norm.RMS,
     gated: bool = True,
@@ -64,12 +65,10 @@ def model_of(
     num_dense: int = 0,
     **block: Any,
 ) -> ModelSpec:
-    """Four blocks of width 32: 4 heads over 2 key/value heads. ``experts``: of the blocks after
-    the first ``num_dense``.
-    """
+    """Four blocks of width 32 with 4 heads. ``experts``: of those after the first ``num_dense``."""
     attention = Attention(
         heads=4,
-        kv_heads=2,
+        kv_heads=kv_heads,
         head_dim=8,
         value_head_dim=8,
         qk_norm=qk_norm,
@@ -101,22 +100,8 @@ OLMO = model_of(qk_norm=QKNorm.FULL)
 GPT = model_of(norm=Norm.LAYER, gated=False, positions=SEQ, biases=True, tied=True)
 GEMMA = model_of(num_norms=4, window=5)
 NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
-MIXTRAL = model_of(experts=ExpertFeedForward(num_experts=8, top_k=2, expert_hidden=24))
-QWEN_MOE = model_of(
-    experts=ExpertFeedForward(
-        num_experts=4, top_k=2, expert_hidden=20, shared_hidden=40, shared_gate=True
-    ),
-    num_dense=1,
-    qk_norm=QKNorm.PER_HEAD,
-)
-SWITCH = model_of(
-    experts=ExpertFeedForward(num_experts=4, top_k=1, expert_hidden=48, gated=False),
-    norm=Norm.LAYER,
-    positions=SEQ,
-    tied=True,
-)
-MODELS = {"llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
-MODELS |= {"mixtral": MIXTRAL, "qwen-moe": QWEN_MOE, "switch": SWITCH}
+PHI = model_of(kv_heads=4, norm=Norm.LAYER, positions=SEQ, biases=True)
+MODELS = {"phi": PHI, "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
 
 
 def split(
@@ -201,24 +186,92 @@ class Case:
 
 BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
 VEE = {"schedule": "zbv", "chunks": 2, "pp": 2}
-TP1, TP2, TP4 = split(1, 4, 3), split(2, 2), split(4, 1)
+STAGES_FIRST = (Axis.PP, Axis.TP, Axis.CP, Axis.EP, Axis.DP)
+OF_TWO = {"tp 2": split(2, 1), "whole": split(2, 1, sequence=False)}
+OF_TWO |= {f"zero {stage}": split(1, 2, stage) for stage in range(4)}
+OF_TWO |= {
+    "tp 2, full": split(2, 1, recompute=FULL),
+    "zero 2, all": split(1, 2, 2, recompute=CHEAP),
+    "zero 3, full": split(1, 2, 3, recompute=FULL),
+}
+
+
+def of_two(*names: str) -> tuple[Strategy, ...]:
+    """Strategies of six layers on two ranks."""
+    return tuple(OF_TWO[name] for name in names)
+
+
 MIXES = (
     Case(
-        name="TP 2, TP 1 of ZeRO-3", tp=2, micro_batch=4, model="qwen",
-        layers=(split(2, 1), *[split(1, 2, 3)] * 2, *[split(2, 1)] * 3),
+        name="ZeRO 0, 1, 2, 3", dp=2, model="gpt",
+        layers=of_two("zero 2", "zero 0", "zero 1", "zero 2", "zero 3", "zero 2"),
     ),
     Case(
-        name="TP 1 of ZeRO-2, TP 2 without SP", dp=2, model="gpt",
-        layers=(*[split(1, 2, 2)] * 3, *[split(2, 1, sequence=False)] * 2, split(1, 2, 2)),
+        name="TP 2 / TP 1, ZeRO-3", tp=2, micro_batch=4, model="qwen",
+        layers=of_two("tp 2", "zero 3", "zero 3", "tp 2", "tp 2", "tp 2"),
     ),
     Case(
-        name="TP 2 with SP, without", tp=2, micro_batch=4,
-        layers=(*[split(2, 1)] * 3, *[split(2, 1, sequence=False)] * 3),
+        name="TP 1, ZeRO-2 / TP 2 without SP", dp=2, model="gpt",
+        layers=of_two("zero 2", "zero 2", "zero 2", "whole", "whole", "zero 2"),
     ),
-    Case(name="TP 4, 2, 1 of ZeRO 0, 0, 3", tp=4, micro_batch=4, model="mqa",
-         layers=(TP4, TP4, TP2, TP2, TP1, TP1)),
-    Case(name="TP 1, 4, 2: no accumulation", dp=4, micro_batch=2, model="gpt",
-         layers=(TP1, TP4, TP2, TP1, TP4, TP2)),
+    Case(
+        name="TP 2 with SP / without", tp=2, micro_batch=4,
+        layers=of_two("tp 2", "tp 2", "tp 2", "whole", "whole", "whole"),
+    ),
+    Case(
+        name="TP 2 / TP 1, each recomputed otherwise", dp=2, model="olmo",
+        layers=of_two("zero 1", "tp 2, full", "zero 2, all", "tp 2", "zero 3, full", "tp 2"),
+    ),
+    Case(
+        name="TP 4 / 2 / 1, ZeRO 0 / 0 / 3", tp=4, micro_batch=4, model="phi",
+        layers=(split(4, 1), split(4, 1), split(2, 2), split(2, 2), split(1, 4, 3), split(1, 4, 3)),
+    ),
+    Case(
+        name="TP 1 / 4 / 2, HSDP", dp=4, micro_batch=2, model="phi",
+        layers=(
+            split(1, 4, 3, shard_group=2), split(4, 1), split(2, 2, 1), split(1, 4, 2),
+            split(4, 1, sequence=False), split(2, 2, sequence=False),
+        ),
+    ),
+    Case(
+        name="1F1B, TP 2 / TP 1", pp=2, tp=2, cut=(1, 3), model="qwen", micro_batch=2,
+        layers=of_two("tp 2", "zero 3", "tp 2", "zero 1", "tp 2", "tp 2"),
+    ),
+    Case(
+        name="GPipe, TP 1 / TP 2, stages first", pp=2, dp=2, schedule="gpipe", order=STAGES_FIRST,
+        layers=of_two("zero 2", "tp 2, full", "tp 2", "zero 3", "zero 3, full", "whole"),
+    ),
+    Case(
+        name="interleaved 1F1B, TP 2 / TP 1", pp=2, tp=2, chunks=2, micro_batch=2,
+        schedule="interleaved-1f1b",
+        layers=of_two("tp 2", "zero 3", "tp 2", "zero 3, full", "zero 2", "tp 2"),
+    ),
+    Case(
+        name="ZBV, TP 2 / TP 1", **VEE, tp=2, micro_batch=2,
+        layers=of_two("tp 2", "zero 1", "zero 0", "tp 2", "tp 2", "zero 1"),
+    ),
+    Case(
+        name="1F1B, TP 2 / 1 / 4, full and none", pp=2, tp=2, dp=2, cut=(3, 1), model="phi",
+        micro_batch=2,
+        layers=(
+            split(2, 2, 2), split(2, 2, 3), split(1, 4, 3, recompute=FULL), split(4, 1),
+            split(2, 2, 2, recompute=FULL), split(4, 1),
+        ),
+    ),
+    Case(
+        name="TP 1 / 2 / 4 on eight, ZeRO-3, 2, 1", dp=8, model="phi",
+        layers=(
+            split(1, 8, 3), split(1, 8, 3, recompute=FULL), split(2, 4, 2), split(4, 2, 1),
+            split(4, 2), split(1, 8, 2),
+        ),
+    ),
+    Case(
+        name="interleaved zero bubble, TP 4 / 2 / 1", pp=2, tp=4, chunks=2, micro_batch=4,
+        schedule="interleaved-zb", model="phi",
+        layers=(
+            split(4, 1), split(2, 2, 1), split(4, 1), split(2, 2), split(1, 4), split(1, 4, 1),
+        ),
+    ),
 )
 CASES = (
     Case(name="DDP", dp=2),
