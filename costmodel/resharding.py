@@ -125,7 +125,7 @@ def leaving(have: Held, want: Held, members: int) -> float:
 
     most = 0
     for first in range(0, size, members):
-        inside = range(first, first + members)
+        inside = range(first, min(first + members, size))
         pairs = [(i, o) for i in inside for o in range(size) if o not in inside]
         out, into = sum(given(i, o) for i, o in pairs), sum(given(o, i) for i, o in pairs)
         most = max(most, out, into)

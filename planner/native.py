@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from costmodel.layout import RecomputeKind
+from costmodel.layout import RecomputeKind, mixing_problems
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
 from planner.rules import SPLIT_RULE
@@ -105,23 +105,21 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     if places not in schedule.paths(layout.shape):
         found.append(f"chunks are not placed as {layout.schedule} runs them")
     for strategy in layout.strategies:
-        found += _strategy_problems(model, training, layout, strategy)
-    ends = (layout.chunks[0].spans[0].strategy, layout.chunks[-1].spans[-1].strategy)
-    if model.tied and ends[0] != ends[1]:
-        found.append("tied embedding and head under different strategies")
+        found += _strategy_problems(training, layout, strategy)
+    for span in (span for chunk in layout.chunks for span in chunk.spans):
+        for layer in model.layers[span.first : span.stop]:
+            if isinstance(layer, Block):
+                found += _undivided(layer, span.strategy.tp)
+    first, last = layout.ends
+    if LAUNCHERS["native"].tied_alike and model.tied and first != last:
+        found.append("tied embedding and head under different strategies; native needs one")
     return list(dict.fromkeys(found))
 
 
-def _strategy_problems(
-    model: ModelSpec, training: TrainingSpec, layout: Layout, own: Strategy
-) -> Iterator[str]:
-    if (own.tp, own.dp) != (layout.mesh.tp, layout.mesh.dp):
-        yield f"layers with tp {own.tp} in a job of tp {layout.mesh.tp}; native runs one tp a job"
+def _strategy_problems(training: TrainingSpec, layout: Layout, own: Strategy) -> Iterator[str]:
+    yield from mixing_problems(own, layout.mesh, layout.micro_batch, layout.strategies)
     if own.sequence_parallel and training.seq_len % own.tp:
         yield f"sequences of {training.seq_len} tokens do not divide by tp {own.tp}"
-    for run in model.runs:
-        if isinstance(run.layer, Block):
-            yield from _undivided(run.layer, own.tp)
     splits = SCHEDULES[layout.schedule].splits
     if splits and own.dp > 1 and own.zero not in LAUNCHERS["native"].split_zero:
         yield (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.layout import Recompute, RecomputeKind
+from costmodel.layout import Axis, LayerSpan, Recompute, RecomputeKind
 from planner import ManualLayout, layout_from_degrees, load_inputs, plan_training
 from planner.native import layout_problems, model_problems, training_problems
 from planner.restrictions import parse_restrictions
@@ -56,12 +56,44 @@ def problems_of(inputs, strategy=None, **degrees):
             {"recompute": Recompute(RecomputeKind.SELECTIVE, ("moe_act",))},
             "recomputation of moe_act",
         ),
-        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, "layers with tp 4 in a job of tp 2"),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, None),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 4}, "tp 4 x dp 4 of a strategy are not the mesh's"),
+        ({"tp": 2, "dp": 4}, {"tp": 1, "dp": 8}, "the 4 sequences of a micro-batch do not divide"),
     ],
 )
 def test_a_layout_is_refused_with_its_rule(degrees, strategy, words):
     found = problems_of(inputs_of(), strategy, **degrees)
     assert found == [] if words is None else any(words in problem for problem in found)
+
+
+def test_a_tied_matrix_lies_alike_at_both_ends():
+    inputs = inputs_of("gpt2", seq_len=1024)
+    layout = layout_from_degrees(inputs, ManualLayout(dp=8, zero=3))
+    (chunk,) = layout.chunks
+    (span,) = chunk.spans
+    own = replace(span.strategy, zero=2)
+    for at, refused in ((span.stop - 1, True), (12, False)):  # the head apart, and a block
+        spans = [
+            LayerSpan(each, each + 1, own if each == at else span.strategy)
+            for each in range(span.first, span.stop)
+        ]
+        mixed = replace(layout, chunks=(replace(chunk, spans=tuple(spans)),))
+        found = layout_problems(inputs.model, inputs.training, mixed)
+        assert any("tied embedding and head" in problem for problem in found) is refused
+
+
+def test_tensor_parallel_degrees_nest_and_their_ranks_are_neighbours():
+    inputs = inputs_of(cluster="4x8xh100")
+    layout = layout_from_degrees(inputs, ManualLayout(tp=2, pp=2, zero=1))
+    between = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
+    chunks = (layout.chunks[0], with_strategy(layout, {"tp": 4, "dp": 4})[1])
+    mixed = replace(layout, chunks=chunks)
+    assert layout_problems(inputs.model, inputs.training, mixed) == []
+    mixed = replace(mixed, mesh=replace(layout.mesh, order=between))
+    found = layout_problems(inputs.model, inputs.training, mixed)
+    assert found == [
+        "tp 4 of a strategy beside tp 2 in a rank order in which dp does not follow tp"
+    ]
 
 
 def test_key_value_heads_and_sequences_must_divide_by_tp():
