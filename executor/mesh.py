@@ -75,7 +75,9 @@ class RankMesh:
         )
 
     def _named(self, ranks: torch.Tensor, names: tuple[str, ...], device_type: str) -> DeviceMesh:
-        groups = [self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)]
+        groups = [
+            self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)
+        ]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
     def _context_group(self) -> ContextGroup:
@@ -162,7 +164,7 @@ def _numbered(mesh: Mesh, *dims: tuple[Axis, ...]) -> torch.Tensor:
     those go fastest that do so in the numbering of ranks.
     """
     slowest_first = [axis for axis in reversed(mesh.order) if axis is not Axis.EP]
-    sizes = {axis: getattr(mesh, axis) for axis in slowest_first}
+    sizes: dict[Axis, int] = {axis: getattr(mesh, axis) for axis in slowest_first}
     ranks = torch.arange(mesh.num_ranks).view([*sizes.values()])
     wanted = [axis for dim in dims for axis in slowest_first if axis in dim]
     moved = ranks.permute([slowest_first.index(axis) for axis in wanted])

@@ -76,7 +76,9 @@ class DataParallel:
         self.units: list[tuple[FSDPModule, Strategy]] = []
         self._unwrapped: set[nn.Parameter] = set()
         for layers, strategy in _units(chain):
-            experts = [e for layer in layers for e in layer.modules() if isinstance(e, NativeExperts)]
+            experts = [
+                e for layer in layers for e in layer.modules() if isinstance(e, NativeExperts)
+            ]
             if shards(strategy) > 1:
                 self._shard(layers, strategy, experts)
                 continue

@@ -247,7 +247,12 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
         for name, traits in part.traits.items():
             if traits.partial:
                 count = math.prod(getattr(part, name).shape)
-                yield ALL_REDUCE, sizes.tensor(strategy), times, count * sizes.numbers.master.itemsize
+                yield (
+                    ALL_REDUCE,
+                    sizes.tensor(strategy),
+                    times,
+                    count * sizes.numbers.master.itemsize,
+                )
 
 
 def _of_context(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:

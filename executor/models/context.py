@@ -45,7 +45,7 @@ class ContextGroup:
         return self.group.rank(), 2 * self.size - 1 - self.group.rank()
 
     def own(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's part of all positions, which lie along ``dim``."""
+        """Of all positions, which lie along ``dim``, those of this rank."""
         if self.group is None:
             return whole
         pieces = whole.chunk(2 * self.size, dim)

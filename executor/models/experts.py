@@ -22,6 +22,7 @@ from executor.models.recomputing import computed_again, without_output
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from executor.models.exchange import ExpertGroup
     from executor.models.groups import LayerGroups
     from profiles.layers import ExpertFeedForward
 
@@ -37,12 +38,17 @@ class NativeExperts(SplitModule):
         self, spec: ExpertFeedForward, hidden: int, groups: LayerGroups, out_std: float
     ) -> None:
         """Gate and up are two tensors, so that a split divides both alike."""
-        super().__init__(groups.experts)
+        super().__init__(groups.tensor)
         self.spec, self.group = spec, groups.experts
         shape = (spec.expert_hidden, spec.num_experts, hidden)
         for name in ("gate", "up") if spec.gated else ("up",):
             self.add(f"{name}_proj", shape, Traits(std=STD))
         self.add("down_proj", shape, Traits(std=out_std))
+
+    @property
+    def ranks(self) -> ExpertGroup:
+        """The ranks over which experts are dealt out and split."""
+        return self.group
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, *, spare: bool) -> Tensor:
         """The weighted sum over its experts for each token of ``x``, (tokens, hidden).
@@ -55,7 +61,8 @@ class NativeExperts(SplitModule):
         rows = exchange.there(x[order // self.spec.top_k])
         weight = exchange.there(weights.flatten()[order][:, None])
         made = exchange.back(self._computed(rows, weight, exchange.loads, spare=spare))
-        return made[order.argsort()].unflatten(0, chosen.shape).sum(1)
+        of_tokens: Tensor = made[order.argsort()].unflatten(0, chosen.shape)
+        return of_tokens.sum(1)
 
     def _computed(self, rows: Tensor, weight: Tensor, loads: list[int], *, spare: bool) -> Tensor:
         """``rows`` through their experts, times ``weight``. Kept are the rows, what their first

@@ -42,11 +42,16 @@ class Traits:
 class SplitModule(nn.Module):
     """A module whose parameters know how a ``TensorGroup`` splits them."""
 
-    def __init__(self, tp: TensorGroup | ExpertGroup) -> None:
-        """Without parameters yet. ``tp``: the ranks over which they are split."""
+    def __init__(self, tp: TensorGroup) -> None:
+        """Without parameters yet."""
         super().__init__()
         self.tp = tp
         self.traits: dict[str, Traits] = {}
+
+    @property
+    def ranks(self) -> TensorGroup | ExpertGroup:
+        """The ranks over which parameters are split."""
+        return self.tp
 
     def add(self, name: str, shape: tuple[int, ...], traits: Traits) -> None:
         """Register a parameter of ``shape``, whole, on the meta device."""
@@ -67,12 +72,12 @@ def split_parameters(module: nn.Module) -> None:
     """Replace the parameters of every split module by DTensors over its group."""
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied matrix stays one
     for part in module.modules():
-        if not isinstance(part, SplitModule) or part.tp.mesh is None:
+        if not isinstance(part, SplitModule) or part.ranks.mesh is None:
             continue
         for name, traits in part.traits.items():
             whole = getattr(part, name)
             if whole not in done:
-                done[whole] = nn.Parameter(_split(whole, traits, part.tp))
+                done[whole] = nn.Parameter(_split(whole, traits, part.ranks))
             part.register_parameter(name, done[whole])
 
 

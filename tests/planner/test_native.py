@@ -140,7 +140,11 @@ def test_a_model_without_native_layers_is_refused(model, words):
         ({"ep": 2, "tp": 2, "expert_tp": 2, "cp": 2}, None, None),
         ({"ep": 2}, {"ep": 3}, "8 experts do not divide by ep 3"),
         ({"tp": 2}, {"sequence_parallel": False}, "experts with tp 2 need sequence parallelism"),
-        ({"tp": 2}, {"expert_tp": 3}, "14336 inner features of experts do not divide by expert_tp 3"),
+        (
+            {"tp": 2},
+            {"expert_tp": 3},
+            "14336 inner features of experts do not divide by expert_tp 3",
+        ),
         ({"dp": 8}, {"zero": 1, "shard_group": 1}, "ZeRO-1 in shard groups of one rank"),
     ],
 )
