@@ -107,9 +107,7 @@ def _all_to_all(size: int, link: GroupLink, own: Efficiencies, copies: int) -> f
     return exchange_seconds(leaving, link, own)
 
 
-def exchange_seconds(
-    leaving: Callable[[int], float], link: GroupLink, own: Efficiencies
-) -> float:
+def exchange_seconds(leaving: Callable[[int], float], link: GroupLink, own: Efficiencies) -> float:
     """An all-to-all whose parts may differ: the most loaded level counts, where sub-trees of so
     many members send ``leaving`` bytes to the others of the group.
     """

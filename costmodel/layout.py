@@ -363,23 +363,22 @@ def mixing_problems(
     ``others`` of the same job, while ``micro_batch`` sequences belong to each of the mesh's
     replicas.
     """
+    own, sequences = f"tp {strategy.tp} of a strategy", micro_batch * mesh.dp
     degrees = (mesh.tp, *(other.tp for other in others))
     apart = [tp for tp in degrees if max(tp, strategy.tp) % min(tp, strategy.tp)]
+    found = []
     if strategy.tp * strategy.dp != mesh.tp * mesh.dp:
-        return [
+        found.append(
             f"tp {strategy.tp} x dp {strategy.dp} of a strategy are not the mesh's "
             f"{mesh.tp} x {mesh.dp} ranks"
-        ]
-    if apart:
-        return [f"tp {strategy.tp} of a strategy does not nest with tp {apart[0]} of another"]
-    if strategy.tp != mesh.tp and not mesh.regroups:
-        return [
-            f"tp {strategy.tp} of a strategy beside tp {mesh.tp} in a rank order in which dp does "
-            "not follow tp"
-        ]
-    if micro_batch * mesh.dp % strategy.dp:
-        return [
-            f"the {micro_batch * mesh.dp} sequences of a micro-batch do not divide by dp "
-            f"{strategy.dp} of a strategy"
-        ]
-    return []
+        )
+    elif apart:
+        found.append(f"{own} does not nest with tp {apart[0]} of another")
+    elif strategy.tp != mesh.tp and not mesh.regroups:
+        found.append(f"{own} beside tp {mesh.tp}, in a rank order in which dp does not follow tp")
+    elif sequences % strategy.dp:
+        found.append(
+            f"the {sequences} sequences of a micro-batch do not divide by dp {strategy.dp} of a "
+            "strategy"
+        )
+    return found

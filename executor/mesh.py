@@ -153,7 +153,7 @@ class RankMesh:
     def axes(self) -> dict[str, str]:
         """What the groups of this rank are called, by torch's names of them."""
         assert dist.group.WORLD is not None
-        found = {dist.group.WORLD.group_name: WORLD}
+        found: dict[str, str] = {dist.group.WORLD.group_name: WORLD}
         for (name, ranks), group in self._groups.items():
             found[group.group_name] = self.axis(name, len(ranks))
         return found

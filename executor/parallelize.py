@@ -146,7 +146,7 @@ class DataParallel:
         for number, unit in enumerate(units):
             before = units[max(0, number - 1)]
             unit.set_modules_to_backward_prefetch([before])
-        if self.chain.is_tied and units[0] is self.chain.embedding:
+        if self.chain.is_tied and isinstance(self.chain.embedding, FSDPModule):
             units[0].set_modules_to_backward_prefetch([units[-1]])
 
     def set_last_backward(self, *, last: bool) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from costmodel.layout import Layout, Mesh, Strategy
-    from profiles.layers import FeedForward, Layer
+    from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
@@ -85,8 +85,6 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     """What of a layout the executor cannot do, each with its rule."""
     mesh, schedule = layout.mesh, SCHEDULES[layout.schedule]
     found = []
-    if training.seq_len % (2 * mesh.cp) and mesh.cp > 1:
-        found.append(f"sequences of {training.seq_len} tokens do not divide by 2 x cp {mesh.cp}")
     if layout.schedule not in LAUNCHERS["native"].schedules:
         known = ", ".join(LAUNCHERS["native"].schedules)
         found.append(f"schedule {layout.schedule}; expected one of {known}")
@@ -109,18 +107,18 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     for strategy in layout.strategies:
         found += _strategy_problems(training, layout, strategy)
     for span in (span for chunk in layout.chunks for span in chunk.spans):
-        for layer in model.layers[span.first : span.stop]:
-            if isinstance(layer, Block):
-                found += _undivided(layer, span.strategy)
-                found += _expert_problems(layer.feed_forward, span.strategy, mesh)
+        for run in model.runs_between(span.first, span.stop):
+            found += _block_problems(run.layer, span.strategy, mesh)
     first, last = layout.ends
-    if LAUNCHERS["native"].tied_alike and model.tied and first != last:
+    if model.tied and first != last:
         found.append("tied embedding and head under different strategies; native needs one")
     return list(dict.fromkeys(found))
 
 
 def _strategy_problems(training: TrainingSpec, layout: Layout, own: Strategy) -> Iterator[str]:
     yield from mixing_problems(own, layout.mesh, layout.micro_batch, layout.strategies)
+    if own.cp > 1 and training.seq_len % (2 * own.cp):
+        yield f"sequences of {training.seq_len} tokens do not divide by 2 x cp {own.cp}"
     tokens = training.seq_len // own.cp
     if own.sequence_parallel and tokens % own.tp:
         yield f"sequences of {tokens} tokens do not divide by tp {own.tp}"
@@ -149,21 +147,20 @@ def _sharding_problems(mesh: Mesh, own: Strategy) -> Iterator[str]:
         )
 
 
-def _undivided(block: Block, own: Strategy) -> Iterator[str]:
+def _block_problems(block: Layer, own: Strategy, mesh: Mesh) -> Iterator[str]:
+    if not isinstance(block, Block):
+        return
+    tp = own.tp
     sizes = {"heads": block.attention.heads, "key/value heads": block.attention.kv_heads}
     if isinstance(block.feed_forward, ExpertFeedForward):
         sizes["inner features of shared experts"] = block.feed_forward.shared_hidden
+        yield from _expert_problems(block.feed_forward, own, mesh)
     else:
         sizes["inner features"] = block.feed_forward.ffn_hidden
-    tp = own.tp
     yield from (f"{n} {what} do not divide by tp {tp}" for what, n in sizes.items() if n % tp)
 
 
-def _expert_problems(
-    layer: FeedForward | ExpertFeedForward, own: Strategy, mesh: Mesh
-) -> Iterator[str]:
-    if not isinstance(layer, ExpertFeedForward):
-        return
+def _expert_problems(layer: ExpertFeedForward, own: Strategy, mesh: Mesh) -> Iterator[str]:
     if layer.num_experts % own.ep:
         yield f"{layer.num_experts} experts do not divide by ep {own.ep}"
     if layer.expert_hidden % own.expert_tp:

@@ -95,7 +95,8 @@ def _within(
     """Where ``inner`` lies in ``outer``, both counted in ``parts`` of the ``whole``."""
     rows, positions = (
         slice(
-            (part.start - around.start) * count // parts, (part.stop - around.start) * count // parts
+            (part.start - around.start) * count // parts,
+            (part.stop - around.start) * count // parts,
         )
         for part, around, count in zip(inner, outer, whole, strict=True)
     )

@@ -76,7 +76,7 @@ def test_layers_that_hold_activations_alike_pay_nothing(context):
     assert reshard_s(context, layout, *layout.strategies) == (0.0, 0.0)
 
 
-HELD = [Held(tp, sequence) for tp in (1, 2, 4, 8) for sequence in (False, True)[: tp]]
+HELD = [Held(tp, sequence) for tp in (1, 2, 4, 8) for sequence in (False, True)[:tp]]
 PAIRS = [(have, want) for have in HELD for want in HELD if have != want]
 
 

@@ -1,8 +1,8 @@
-"""The matrix: strategies and compositions that must equal one process, on a small model."""
+"""Cases of the matrix: a layout of a small model, run on processes, and what each rank saw."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -61,11 +61,9 @@ def model_of(
     gated: bool = True,
     positions: int = 0,
     biases: bool = False,
-    experts: ExpertFeedForward | None = None,
-    num_dense: int = 0,
     **block: Any,
 ) -> ModelSpec:
-    """Four blocks of width 32 with 4 heads. ``experts``: of those after the first ``num_dense``."""
+    """Four blocks of width 32 with 4 heads."""
     attention = Attention(
         heads=4,
         kv_heads=kv_heads,
@@ -86,12 +84,17 @@ def model_of(
     )
     first = Embedding(vocab=VOCAB, hidden=HIDDEN, positions=positions)
     last = Head(vocab=VOCAB, hidden=HIDDEN, norm=norm, tied=tied)
-    blocks = [LayerRun(one, 4)]
-    if experts is not None:
-        blocks = [LayerRun(replace(one, feed_forward=experts), 4 - num_dense)]
-        blocks[:0] = [LayerRun(one, num_dense)] if num_dense else []
-    runs = (LayerRun(first, 1), *blocks, LayerRun(last, 1))
+    runs = (LayerRun(first, 1), LayerRun(one, 4), LayerRun(last, 1))
     return ModelSpec(name="small", family="generic", runs=runs)
+
+
+def with_experts(spec: ModelSpec, *, num_dense: int = 0, **experts: Any) -> ModelSpec:
+    """``spec`` with a mixture of experts in all blocks but the first ``num_dense``."""
+    first, dense, last = spec.runs
+    assert isinstance(dense.layer, Block)
+    sparse = replace(dense.layer, feed_forward=ExpertFeedForward(**experts))
+    blocks = [LayerRun(dense.layer, num_dense), LayerRun(sparse, 4 - num_dense)]
+    return replace(spec, runs=(first, *[run for run in blocks if run.count], last))
 
 
 LLAMA = model_of()
@@ -101,7 +104,16 @@ GPT = model_of(norm=Norm.LAYER, gated=False, positions=SEQ, biases=True, tied=Tr
 GEMMA = model_of(num_norms=4, window=5)
 NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
 PHI = model_of(kv_heads=4, norm=Norm.LAYER, positions=SEQ, biases=True)
-MODELS = {"phi": PHI, "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
+MIXTRAL = with_experts(model_of(window=5), num_experts=8, top_k=2, expert_hidden=24)
+QWEN_MOE = with_experts(
+    model_of(qk_norm=QKNorm.PER_HEAD), num_dense=1, num_experts=4, top_k=3, expert_hidden=20,
+    shared_hidden=40, shared_gate=True,
+)  # fmt: skip
+SWITCH = with_experts(GPT, num_experts=4, top_k=1, expert_hidden=48, gated=False)
+MODELS = {
+    "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX,
+    "phi": PHI, "mixtral": MIXTRAL, "qwen-moe": QWEN_MOE, "switch": SWITCH,
+}  # fmt: skip
 
 
 def split(
@@ -182,146 +194,6 @@ class Case:
             return chunk
         spans = [LayerSpan(at, at + 1, self.layers[at]) for at in range(chunk.first, chunk.stop)]
         return replace(chunk, spans=tuple(spans))
-
-
-BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
-VEE = {"schedule": "zbv", "chunks": 2, "pp": 2}
-STAGES_FIRST = (Axis.PP, Axis.TP, Axis.CP, Axis.EP, Axis.DP)
-OF_TWO = {"tp 2": split(2, 1), "whole": split(2, 1, sequence=False)}
-OF_TWO |= {f"zero {stage}": split(1, 2, stage) for stage in range(4)}
-OF_TWO |= {
-    "tp 2, full": split(2, 1, recompute=FULL),
-    "zero 2, all": split(1, 2, 2, recompute=CHEAP),
-    "zero 3, full": split(1, 2, 3, recompute=FULL),
-}
-
-
-def of_two(*names: str) -> tuple[Strategy, ...]:
-    """Strategies of six layers on two ranks."""
-    return tuple(OF_TWO[name] for name in names)
-
-
-MIXES = (
-    Case(
-        name="ZeRO 0, 1, 2, 3", dp=2, model="gpt",
-        layers=of_two("zero 2", "zero 0", "zero 1", "zero 2", "zero 3", "zero 2"),
-    ),
-    Case(
-        name="TP 2 / TP 1, ZeRO-3", tp=2, micro_batch=4, model="qwen",
-        layers=of_two("tp 2", "zero 3", "zero 3", "tp 2", "tp 2", "tp 2"),
-    ),
-    Case(
-        name="TP 1, ZeRO-2 / TP 2 without SP", dp=2, model="gpt",
-        layers=of_two("zero 2", "zero 2", "zero 2", "whole", "whole", "zero 2"),
-    ),
-    Case(
-        name="TP 2 with SP / without", tp=2, micro_batch=4,
-        layers=of_two("tp 2", "tp 2", "tp 2", "whole", "whole", "whole"),
-    ),
-    Case(
-        name="TP 2 / TP 1, each recomputed otherwise", dp=2, model="olmo",
-        layers=of_two("zero 1", "tp 2, full", "zero 2, all", "tp 2", "zero 3, full", "tp 2"),
-    ),
-    Case(
-        name="TP 4 / 2 / 1, ZeRO 0 / 0 / 3", tp=4, micro_batch=4, model="phi",
-        layers=(split(4, 1), split(4, 1), split(2, 2), split(2, 2), split(1, 4, 3), split(1, 4, 3)),
-    ),
-    Case(
-        name="TP 1 / 4 / 2, HSDP", dp=4, micro_batch=2, model="phi",
-        layers=(
-            split(1, 4, 3, shard_group=2), split(4, 1), split(2, 2, 1), split(1, 4, 2),
-            split(4, 1, sequence=False), split(2, 2, sequence=False),
-        ),
-    ),
-    Case(
-        name="1F1B, TP 2 / TP 1", pp=2, tp=2, cut=(1, 3), model="qwen", micro_batch=2,
-        layers=of_two("tp 2", "zero 3", "tp 2", "zero 1", "tp 2", "tp 2"),
-    ),
-    Case(
-        name="GPipe, TP 1 / TP 2, stages first", pp=2, dp=2, schedule="gpipe", order=STAGES_FIRST,
-        layers=of_two("zero 2", "tp 2, full", "tp 2", "zero 3", "zero 3, full", "whole"),
-    ),
-    Case(
-        name="interleaved 1F1B, TP 2 / TP 1", pp=2, tp=2, chunks=2, micro_batch=2,
-        schedule="interleaved-1f1b",
-        layers=of_two("tp 2", "zero 3", "tp 2", "zero 3, full", "zero 2", "tp 2"),
-    ),
-    Case(
-        name="ZBV, TP 2 / TP 1", **VEE, tp=2, micro_batch=2,
-        layers=of_two("tp 2", "zero 1", "zero 0", "tp 2", "tp 2", "zero 1"),
-    ),
-    Case(
-        name="1F1B, TP 2 / 1 / 4, full and none", pp=2, tp=2, dp=2, cut=(3, 1), model="phi",
-        micro_batch=2,
-        layers=(
-            split(2, 2, 2), split(2, 2, 3), split(1, 4, 3, recompute=FULL), split(4, 1),
-            split(2, 2, 2, recompute=FULL), split(4, 1),
-        ),
-    ),
-    Case(
-        name="TP 1 / 2 / 4 on eight, ZeRO-3, 2, 1", dp=8, model="phi",
-        layers=(
-            split(1, 8, 3), split(1, 8, 3, recompute=FULL), split(2, 4, 2), split(4, 2, 1),
-            split(4, 2), split(1, 8, 2),
-        ),
-    ),
-    Case(
-        name="interleaved zero bubble, TP 4 / 2 / 1", pp=2, tp=4, chunks=2, micro_batch=4,
-        schedule="interleaved-zb", model="phi",
-        layers=(
-            split(4, 1), split(2, 2, 1), split(4, 1), split(2, 2), split(1, 4), split(1, 4, 1),
-        ),
-    ),
-)
-CASES = (
-    Case(name="DDP", dp=2),
-    Case(name="ZeRO-1", dp=2, zero=1, model="qwen"),
-    Case(name="ZeRO-2", dp=2, zero=2, micro_batch=2),
-    Case(name="ZeRO-3, tied", dp=2, zero=3, model="gpt"),
-    Case(name="ZeRO-3, uneven shards", dp=4, zero=3, micro_batch=2, model="olmo"),
-    Case(name="HSDP, ZeRO-2 in pairs", dp=4, zero=2, shard_group=2),
-    Case(name="HSDP, ZeRO-3 in pairs", dp=4, zero=3, shard_group=2, micro_batch=2, model="qwen"),
-    Case(name="TP", tp=2, model="gpt", micro_batch=4),
-    Case(name="TP, q/k norm over all heads", tp=2, model="olmo", micro_batch=4),
-    Case(name="TP, sequence parallel", tp=2, sequence=True, model="qwen", micro_batch=4),
-    Case(name="TP, sequence parallel, biases", tp=2, sequence=True, model="gpt", micro_batch=8),
-    Case(name="TP, parallel block", tp=2, sequence=True, model="neox", micro_batch=8),
-    Case(name="TP, four norms, window", tp=2, sequence=True, model="gemma", micro_batch=8),
-    Case(name="full recomputation", tp=2, recompute=FULL, micro_batch=4),
-    Case(name="full recomputation, SP", tp=2, sequence=True, recompute=FULL, micro_batch=4),
-    Case(name="selective: attention", dp=2, zero=3, recompute=CORE, micro_batch=4),
-    Case(name="selective: all modules", tp=2, sequence=True, recompute=CHEAP, micro_batch=4),
-    Case(name="selective: norms", tp=2, sequence=True, recompute=NORMS, micro_batch=8),
-    Case(
-        name="layers differ", dp=2, micro_batch=2,
-        layers=(*[split(1, 2, 3)] * 3, *[split(1, 2, 1, recompute=FULL)] * 2, split(1, 2, 3)),
-    ),
-    Case(name="GPipe", pp=2, schedule="gpipe", cut=(3, 1), model="gpt", micro_batch=2),
-    Case(name="1F1B, four stages", pp=4, micro_batch=2, model="qwen"),
-    Case(name="interleaved 1F1B", pp=2, chunks=2, schedule="interleaved-1f1b", micro_batch=2),
-    Case(name="interleaved zero bubble", pp=2, chunks=2, schedule="interleaved-zb", micro_batch=2),
-    Case(name="ZBV, tied", **VEE, model="qwen", micro_batch=2),
-    Case(name="DualPipeV", **{**VEE, "schedule": "dualpipe-v"}, micro_batch=2),
-    Case(name="1F1B x ZeRO-1", pp=2, dp=2, zero=1, cut=(1, 3), model="gpt"),
-    Case(name="1F1B x ZeRO-2", pp=2, dp=2, zero=2, order=BY_REPLICA),
-    Case(name="1F1B x ZeRO-3", pp=2, dp=2, zero=3, recompute=FULL),
-    Case(name="interleaved x ZeRO-3", pp=2, dp=2, zero=3, chunks=2, schedule="interleaved-1f1b"),
-    Case(name="ZBV x DDP", **VEE, dp=2, micro_batch=2),
-    Case(name="ZBV x ZeRO-1", **VEE, dp=2, zero=1, model="gpt"),
-    Case(name="ZBV x TP", **VEE, tp=2, sequence=True, micro_batch=2),
-    Case(name="TP x ZeRO-3", tp=2, dp=2, zero=3, sequence=True, model="qwen", micro_batch=2),
-    Case(name="TP x ZeRO-1", tp=2, dp=2, zero=1, model="olmo", micro_batch=4),
-    Case(name="PP x TP", pp=2, tp=2, micro_batch=2, model="gpt"),
-    Case(
-        name="PP x DP x TP: 1F1B, ZeRO-1", pp=2, dp=2, tp=2, zero=1, sequence=True, model="qwen"
-    ),
-    Case(
-        name="PP x DP x TP: interleaved, ZeRO-3", pp=2, dp=2, tp=2, zero=3, sequence=True,
-        chunks=2, schedule="interleaved-1f1b", recompute=FULL, micro_batch=2,
-    ),
-    Case(name="PP x DP x TP: ZBV, ZeRO-1", **VEE, dp=2, tp=2, zero=1, micro_batch=2),
-    *MIXES,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import BATCH, SEQ, TYPES, alone, expected_elements, run_case
-from expert_cases import ALL_CASES
+from expert_matrix import ALL_CASES
 from table import PAGE, row
 
 UNEVEN = ("ep", "expert_tp")

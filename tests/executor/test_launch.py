@@ -8,12 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from costmodel.layout import (
+    NO_RECOMPUTE,
+    Chunk,
+    LayerSpan,
+    Layout,
+    Mesh,
+    Recompute,
+    RecomputeKind,
+    Strategy,
+)
 from executor.failures import cause, forget, leave_note
+from planner import load_inputs, plan_of, plan_text
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -155,6 +167,58 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_starts(folder):
     assert done.returncode == 2
     assert "schedule zb-h1; expected one of gpipe, 1f1b" in done.stderr
     assert not (folder / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A plan for two ranks whose layers differ; embedding and head take different sequences."""
+    place = tmp_path_factory.mktemp("mixed")
+    (place / "model.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": False}))
+    sizes = {"global_batch": 4, "seq_len": 32, "precision": "fp32"}
+    inputs = load_inputs(str(place / "model.json"), "2xcpu", overrides=sizes)
+    split, gathered = (
+        Strategy(tp=2, shard_group=1, sequence_parallel=True),
+        Strategy(dp=2, zero=3, shard_group=2, recompute=Recompute(RecomputeKind.FULL)),
+    )
+    own = {0: split, 5: replace(gathered, recompute=NO_RECOMPUTE)}
+    spans = [LayerSpan(at, at + 1, own.get(at, (split, gathered)[at % 2])) for at in range(6)]
+    layout = Layout(
+        mesh=Mesh(tp=2),
+        schedule="1f1b",
+        num_chunks=1,
+        micro_batch=2,
+        num_microbatches=2,
+        chunks=(Chunk(0, 0, tuple(spans)),),
+    )
+    (place / "plan.yaml").write_text(plan_text(plan_of(inputs, layout), folder=place))
+    return place
+
+
+def test_a_plan_of_different_layers_is_launched(mixed):
+    done = parplan("launch", "plan.yaml", "--steps", 3, "--out", "run", "--lr", 1e-3, cwd=mixed)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((mixed / "run" / "run.json").read_text())
+    assert record["steps"][-1]["loss"] < record["steps"][0]["loss"]
+    for rank in record["ranks"]:
+        assert rank["ran"] == rank["planned"]
+        assert {row["kind"] for row in rank["ran"]} > {"all-to-all", "reduce-scatter"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        ("dp: 2", "dp: 4", "tp 1 x dp 4 of a strategy are not the mesh's 2 x 1 ranks"),
+        ("micro_batch: 2", "micro_batch: 1", "1 sequences of a micro-batch do not divide by dp 2"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_refused_before_anything_starts(mixed, wrong, right, words):
+    text = (mixed / "plan.yaml").read_text()
+    assert wrong in text
+    (mixed / "bad.yaml").write_text(text.replace(wrong, right))
+    done = parplan("launch", "bad.yaml", "--steps", 1, "--out", "bad", cwd=mixed)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert not (mixed / "bad").exists()
 
 
 def test_a_plan_of_another_model_is_refused(folder):

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from costmodel.layout import Chunk, LayerSpan, Strategy
 from executor.models.chain import Chain
+from executor.models.groups import LONE_LAYER
 from executor.models.parameters import initialise
 from executor.models.recomputing import without_output
-from executor.models.groups import LONE_LAYER
 from profiles.catalog import load_model
 
 

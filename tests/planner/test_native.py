@@ -94,7 +94,7 @@ def test_tensor_parallel_degrees_nest_and_their_ranks_are_neighbours():
     mixed = replace(mixed, mesh=replace(layout.mesh, order=between))
     found = layout_problems(inputs.model, inputs.training, mixed)
     assert found == [
-        "tp 4 of a strategy beside tp 2 in a rank order in which dp does not follow tp"
+        "tp 4 of a strategy beside tp 2, in a rank order in which dp does not follow tp"
     ]
 
 

@@ -1,30 +1,14 @@
-"""The matrix of experts and of context parallelism: as ``cases``, on models of their own too."""
+"""The matrix of experts and of context parallelism, and with that the whole matrix."""
 
 from __future__ import annotations
 
-from cases import BY_REPLICA, CASES, CHEAP, CORE, FULL, MODELS, SEQ, VEE, Case, model_of
+from cases import CHEAP, CORE, FULL, Case
+from matrix import BY_REPLICA, CASES, VEE
 
 from costmodel.layout import Axis, Recompute, RecomputeKind
-from profiles.layers import ExpertFeedForward, Norm, QKNorm
 
 __all__ = ["ALL_CASES"]
 
-MODELS["mixtral"] = model_of(
-    experts=ExpertFeedForward(num_experts=8, top_k=2, expert_hidden=24), window=5
-)
-MODELS["qwen-moe"] = model_of(
-    experts=ExpertFeedForward(
-        num_experts=4, top_k=3, expert_hidden=20, shared_hidden=40, shared_gate=True
-    ),
-    num_dense=1,
-    qk_norm=QKNorm.PER_HEAD,
-)
-MODELS["switch"] = model_of(
-    experts=ExpertFeedForward(num_experts=4, top_k=1, expert_hidden=48, gated=False),
-    norm=Norm.LAYER,
-    positions=SEQ,
-    tied=True,
-)
 SPARE = Recompute(RecomputeKind.SELECTIVE, ("core_attn", "layernorm", "mlp", "moe_act"))
 CONTEXT_LAST = (Axis.DP, Axis.TP, Axis.EP, Axis.CP, Axis.PP)
 SEQUENCE = {"sequence": True, "micro_batch": 4}
