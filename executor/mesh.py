@@ -17,8 +17,6 @@ from executor.models.groups import LayerGroups
 from executor.models.tensorgroup import ALONE, TensorGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from costmodel.layout import Layout, Mesh, Strategy
 
 __all__ = ["RankMesh", "replicas", "shards"]
@@ -76,7 +74,8 @@ class RankMesh:
 
     def _named(self, ranks: torch.Tensor, names: tuple[str, ...], device_type: str) -> DeviceMesh:
         groups = [
-            self._group(name, own) for name, own in zip(names, _own_lines(ranks), strict=True)
+            self._group(name, ranks.movedim(dim, -1).flatten(0, -2).tolist())
+            for dim, name in enumerate(names)
         ]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
@@ -85,13 +84,18 @@ class RankMesh:
         if mesh.cp == 1:
             return WHOLE
         ranks = _numbered(mesh, (Axis.PP, Axis.DP, Axis.TP), (Axis.CP,))
-        _, own = _own_lines(ranks)
-        return ContextGroup(self._group(CONTEXT, own))
+        return ContextGroup(self._group(CONTEXT, ranks.tolist()))
 
-    def _group(self, name: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        key = (name if len(ranks) > 1 else "", ranks)
+    def _group(self, name: str, lines: list[list[int]]) -> dist.ProcessGroup:
+        """The one of this rank along an axis; ``lines``: the ranks of all that there are."""
+        own = next(tuple(line) for line in lines if dist.get_rank() in line)
+        key = (name if len(own) > 1 else "", own)
         if key not in self._groups:
-            self._groups[key] = dist.new_group([*ranks], use_local_synchronization=True)
+            self._groups[key] = (
+                dist.new_subgroups_by_enumeration(lines)[0]
+                if len(own) > 1
+                else dist.new_group([*own], use_local_synchronization=True)
+            )
         return self._groups[key]
 
     def groups(self, strategy: Strategy) -> LayerGroups:
@@ -174,11 +178,3 @@ def _numbered(mesh: Mesh, *dims: tuple[Axis, ...]) -> torch.Tensor:
 def _place(mesh: Mesh, axis: Axis) -> int:
     """Where this rank stands along an axis."""
     return sum(dist.get_rank() // stride % size for size, stride in mesh.dims(axis))
-
-
-def _own_lines(ranks: torch.Tensor) -> Iterator[tuple[int, ...]]:
-    """The ranks along each dim on whose lines this rank stands."""
-    place = [int(at) for at in (ranks == dist.get_rank()).nonzero()[0]]
-    for dim in range(ranks.dim()):
-        index = [slice(None) if other == dim else at for other, at in enumerate(place)]
-        yield tuple(ranks[tuple(index)].tolist())
