@@ -14,7 +14,7 @@ from executor.models.experts import NativeExperts
 from executor.models.parameters import initialise, split_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
     from torch import nn
@@ -77,8 +77,14 @@ class DataParallel:
         self._unwrapped: set[nn.Parameter] = set()
         for layers, strategy in _units(chain):
             experts = [
-                e for layer in layers for e in layer.modules() if isinstance(e, NativeExperts)
+                part
+                for each in layers
+                for part in each.modules()
+                if isinstance(part, NativeExperts)
             ]
+            if not self._wraps(mesh.expert_replicas):
+                self._leave(experts)
+                experts = []
             if shards(strategy) > 1:
                 self._shard(layers, strategy, experts)
                 continue
@@ -94,9 +100,17 @@ class DataParallel:
             )
             self._prefetch()
 
+    def _wraps(self, over: DeviceMesh) -> bool:
+        """Whether there is anything to do for weights that these ranks hold."""
+        return over.size() > 1 or self.numbers.is_mixed
+
+    def _leave(self, modules: Iterable[nn.Module]) -> None:
+        """Without a wrapper."""
+        self._unwrapped |= {p for module in modules for p in module.parameters()}
+
     def _replicate(self, modules: list[nn.Module], strategy: Strategy, over: DeviceMesh) -> None:
-        if over.size() == 1 and not self.numbers.is_mixed:
-            self._unwrapped |= {p for module in modules for p in module.parameters()}
+        if not self._wraps(over):
+            self._leave(modules)
             return
         replicate(modules, mesh=over, mp_policy=self._policy, ignored_params=self._unwrapped)
         self._add(modules, strategy)
@@ -116,6 +130,7 @@ class DataParallel:
             mesh=self.mesh.replicas(strategy),
             reshard_after_forward=strategy.zero == WEIGHTS_SHARDED,
             shard_placement_fn=place if apart else None,
+            ignored_params=self._unwrapped,
             mp_policy=self._policy,
         )
         self._add(layers, strategy)

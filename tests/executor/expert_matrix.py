@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cases import CHEAP, CORE, FULL, Case
-from matrix import BY_REPLICA, CASES, VEE
+from matrix import BY_REPLICA, CASES, VEE, of_two
 
 from costmodel.layout import Axis, Recompute, RecomputeKind
 
@@ -28,6 +28,8 @@ EXPERTS = (
          model="qwen-moe", recompute=SPARE, **SEQUENCE),
     Case(name="experts: EP 4 over TP 2 x DP 2", tp=2, dp=2, ep=4, zero=2, model="switch",
          recompute=SPARE, **SEQUENCE),
+    Case(name="experts: TP 2 / TP 1", tp=2, micro_batch=4, model="mixtral",
+         layers=of_two("tp 2", "zero 3", "tp 2", "zero 2", "zero 3, full", "tp 2")),
     Case(name="experts: 1F1B x EP, ZeRO-2", pp=2, dp=2, ep=2, zero=2, model="switch"),
     Case(name="experts: ZBV x EP, ZeRO-1", **VEE, dp=2, ep=2, zero=1, model="qwen-moe"),
 )  # fmt: skip
