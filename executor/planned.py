@@ -19,20 +19,34 @@ from costmodel.resharding import collective, piece
 from costmodel.schedules import SCHEDULES
 from costmodel.work import CollectiveKind
 from executor.gradients import local_tensor
-from executor.mesh import PIPELINE, REPLICAS, SHARDS, TENSOR, WORLD, shards
+from executor.mesh import (
+    CONTEXT,
+    EXPERT_REPLICAS,
+    EXPERT_TENSOR,
+    EXPERTS,
+    PIPELINE,
+    REPLICAS,
+    SHARDS,
+    TENSOR,
+    WORLD,
+    replicas,
+    shards,
+)
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
+from executor.models.experts import NativeExpertFeedForward, NativeExperts
 from executor.models.parameters import SplitModule
 from executor.traffic import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     OTHER,
     RECEIVE,
     REDUCE_SCATTER,
     SEND,
     Traffic,
 )
-from profiles.layers import QKNorm
+from profiles.layers import ExpertFeedForward, QKNorm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +64,9 @@ __all__ = ["planned_traffic"]
 
 GRADIENTS_SHARDED, WEIGHTS_SHARDED = 2, 3
 LOSS_SUMS: Final = 3  # greatest logit; sum of exponentials and target's logit
+SPLITTING: Final = (TENSOR, EXPERTS, EXPERT_TENSOR)
+EXPERT_COPIES: Final = (EXPERT_REPLICAS, EXPERT_REPLICAS)
+COUNT: Final = 8  # bytes of a number of tokens
 PER_STEP: Final = 16  # bytes of the loss and the norm, in float64
 Entry = tuple[str, str, int, int]  # kind, axis, times, bytes of each
 
@@ -67,7 +84,7 @@ class _Sizes:
 
     def tokens(self, strategy: Strategy) -> int:
         """Of a micro-batch, on each replica of a layer."""
-        return self.layout.micro_batch_of(strategy) * self.training.seq_len
+        return self.layout.micro_batch_of(strategy) * self.training.seq_len // strategy.cp
 
     def activations(self, strategy: Strategy) -> int:
         """The whole residual stream of a micro-batch between the ranks that split a layer."""
@@ -115,6 +132,9 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
         strategy = part.chain.strategies[name]
         if name in part.chain.changes:
             yield from _changed(part.chain.changes[name], strategy, sizes)
+        if isinstance(layer, NativeBlock):
+            yield from _of_context(layer, strategy, sizes)
+            yield from _of_experts(layer, strategy, sizes)
         if strategy.tp > 1:
             axis = sizes.tensor(strategy)
             for kind, times, size in _crossings(layer, strategy, sizes):
@@ -129,9 +149,8 @@ def _of_part(part: Part, sizes: _Sizes) -> Iterator[Entry]:
             yield from _partial_gradients(layer, strategy, sizes)
     yield from _tied_ends(part, sizes)
     for unit, strategy in part.data_parallel.units:
-        if strategy.dp > 1:
-            assert isinstance(unit, nn.Module)
-            yield from _of_zero(part.chain, unit, strategy, sizes)
+        assert isinstance(unit, nn.Module)
+        yield from _of_unit(part.chain, unit, strategy, sizes)
 
 
 def _changed(change: Resharding, after: Strategy, sizes: _Sizes) -> Iterator[Entry]:
@@ -195,14 +214,20 @@ def _crossings(
 def _block_crossings(
     layer: NativeBlock, strategy: Strategy, sizes: _Sizes
 ) -> Iterator[tuple[str, int, int]]:
-    """Attention and feed-forward each enter and leave. Full recomputation repeats the forward
-    crossings but the last; gathered inputs are gathered again backward in any case.
+    """Attention and feed-forward each enter and leave, of experts the shared ones. Full
+    recomputation repeats the forward crossings but the last, and that too where a gate follows;
+    gathered inputs are gathered again backward in any case.
     """
     whole = sizes.activations(strategy)
     full = layer.recompute.kind is RecomputeKind.FULL
+    own = layer.feed_forward
     if strategy.sequence_parallel:
-        yield ALL_GATHER, 6, whole
-        yield REDUCE_SCATTER, 5 if full else 4, whole
+        pairs, again = 2, 1
+        if isinstance(own, NativeExpertFeedForward):
+            pairs = 1 if own.shared is None else 2
+            again = 2 if own.spec.shared_gate else 1
+        yield ALL_GATHER, 3 * pairs, whole
+        yield REDUCE_SCATTER, 2 * pairs + (again if full else 0), whole
     else:
         yield ALL_REDUCE, 5 if full else 4, whole
     if layer.spec.attention.qk_norm is QKNorm.FULL:
@@ -213,7 +238,7 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
     """Norms of a part of the sequence, or of a part of the heads: their gradients are summed over
     tp whenever gradients are reduced.
     """
-    wrapped = strategy.dp > 1 or sizes.numbers.is_mixed
+    wrapped = replicas(strategy) > 1 or sizes.numbers.is_mixed
     often = wrapped and strategy.zero >= GRADIENTS_SHARDED
     times = sizes.layout.num_microbatches if often else 1
     for part in layer.modules():
@@ -230,30 +255,95 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
                 )
 
 
-def _of_zero(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
-    """Reductions and gathers of one unit: a layer, or the two that share a matrix."""
-    numbers, passes, over = sizes.numbers, sizes.layout.num_microbatches, shards(strategy)
+def _of_context(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
+    """Keys and values are gathered, again backward, where their gradients are scattered."""
+    if strategy.cp > 1:
+        spec, passes = layer.spec.attention, sizes.layout.num_microbatches
+        width = 2 * spec.kv_heads // strategy.tp * spec.head_dim
+        size = sizes.tokens(strategy) * strategy.cp * width * sizes.numbers.activations.itemsize
+        yield ALL_GATHER, CONTEXT, 2 * passes, size
+        yield REDUCE_SCATTER, CONTEXT, passes, size
+
+
+def _of_experts(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
+    """Tokens go to their experts and back, and so do gradients; the counts of tokens and their
+    weights beside them. Bytes are those of an even routing, and of all-to-alls exact in the sum
+    over ranks.
+    """
+    spec = layer.spec.feed_forward
+    if not isinstance(spec, ExpertFeedForward):
+        return
+    parts = strategy.tp if strategy.sequence_parallel else 1
+    routed = sizes.tokens(strategy) // parts * spec.top_k
+    row = sizes.hidden * sizes.numbers.activations.itemsize
+    weight = max(4, sizes.numbers.activations.itemsize)
+    passes = sizes.layout.num_microbatches
+    forward = passes * (2 if layer.recompute.kind is RecomputeKind.FULL else 1)
+    both = forward + passes
+    if strategy.ep > 1:
+        yield ALL_TO_ALL, EXPERTS, forward, spec.num_experts * COUNT
+        yield ALL_TO_ALL, EXPERTS, 2 * both, routed * row
+        yield ALL_TO_ALL, EXPERTS, both, routed * weight
+    if strategy.expert_tp > 1:
+        routed *= strategy.expert_tp
+        yield ALL_GATHER, EXPERT_TENSOR, forward, spec.num_experts * COUNT * strategy.expert_tp
+        for kind, there, back in ((ALL_GATHER, forward, passes), (REDUCE_SCATTER, passes, forward)):
+            yield kind, EXPERT_TENSOR, there + back, routed * row
+            yield kind, EXPERT_TENSOR, there, routed * weight
+
+
+def _of_unit(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
+    """Reductions and gathers of one unit: a layer, or the two that share a matrix. Experts, over
+    ranks of their own.
+    """
     is_tied = chain.is_tied and isinstance(first, NativeEmbedding)
     layers = [first, chain.head] if is_tied else [first]
-    tensors = {id(p): p for layer in layers for p in layer.parameters()}.values()
-    padded = sum(_padded(each, over) for each in tensors)
+    experts = [part for part in first.modules() if isinstance(part, NativeExperts)]
+    apart = {id(p) for part in experts for p in part.parameters()}
+    dense = {id(p): p for layer in layers for p in layer.parameters() if id(p) not in apart}
+    yield from _of_zero([*dense.values()], (replicas(strategy), shards(strategy)), strategy, sizes)
+    if shards(strategy) == 1 and not isinstance(first, NativeExperts):
+        return  # experts are units of their own
+    copies = sizes.layout.mesh.expert_dp
+    own = [p for part in experts for p in part.parameters()]
+    over = copies if strategy.zero else 1
+    yield from _of_zero(own, (copies, over), strategy, sizes, names=EXPERT_COPIES)
+
+
+def _of_zero(
+    parameters: list[nn.Parameter],
+    ranks: tuple[int, int],
+    strategy: Strategy,
+    sizes: _Sizes,
+    *,
+    names: tuple[str, str] = (REPLICAS, SHARDS),
+) -> Iterator[Entry]:
+    """``ranks``: that hold the same weights, and over which those are sharded. ``names``: axes of
+    the former beyond the latter, and of the latter.
+    """
+    if not parameters:
+        return
+    (copies, over), numbers, passes = ranks, sizes.numbers, sizes.layout.num_microbatches
+    padded = sum(_padded(each, over) for each in parameters)
     weight = padded * numbers.activations.itemsize
     gradient = padded * (numbers.reduce or numbers.master).itemsize
-    if over < strategy.dp:
-        yield ALL_REDUCE, sizes.mesh.axis(REPLICAS, strategy.dp // over), 1, gradient // over
+    if over < copies:
+        yield ALL_REDUCE, sizes.mesh.axis(names[0], copies // over), 1, gradient // over
     if over > 1:
-        axis, every = sizes.mesh.axis(SHARDS, over), strategy.zero >= GRADIENTS_SHARDED
+        axis, every = sizes.mesh.axis(names[1], over), strategy.zero >= GRADIENTS_SHARDED
         yield REDUCE_SCATTER, axis, passes if every else 1, gradient
         yield ALL_GATHER, axis, 2 * passes if strategy.zero == WEIGHTS_SHARDED else 1, weight
 
 
 def _padded(parameter: nn.Parameter, over: int) -> int:
-    """Elements of a tp rank's part of a parameter, its first dim padded to whole shards."""
+    """Elements of what tp, or ep and expert_tp, leave of a parameter on one rank, its first dim
+    padded to whole shards.
+    """
     shape = [*parameter.shape]
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         for name, placement in zip(names, parameter.placements, strict=True):
-            if name == TENSOR and isinstance(placement, Shard):
+            if name in SPLITTING and isinstance(placement, Shard):
                 size = parameter.device_mesh.size(names.index(name))
                 shape[placement.dim] = -(-shape[placement.dim] // size)
     shape[0] = -(-shape[0] // over) * over

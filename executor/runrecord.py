@@ -185,23 +185,34 @@ def _row(
 
 
 def _shape(plan: Plan) -> dict[str, Any]:
-    """Sizes of the model, of its first block."""
+    """Sizes of the model: of its first dense block and of its first one with experts."""
     model = plan.inputs.model
-    block = next(run.layer for run in model.runs if isinstance(run.layer, Block))
+    blocks = [(run.layer, run.count) for run in model.runs if isinstance(run.layer, Block)]
     first = model.layers[0]
     assert isinstance(first, Embedding)
-    assert isinstance(block.feed_forward, FeedForward)
-    return {
+    block = blocks[0][0]
+    shape = {
         "layers": model.num_blocks,
         "hidden": block.hidden,
-        "ffn_hidden": block.feed_forward.ffn_hidden,
-        "gated_mlp": block.feed_forward.gated,
         "heads": block.attention.heads,
         "kv_heads": block.attention.kv_heads,
         "head_dim": block.attention.head_dim,
         "vocab": first.vocab,
         "tied_embeddings": model.tied,
+        "gated_mlp": block.feed_forward.gated,
     }
+    for each, _ in reversed(blocks):
+        own = each.feed_forward
+        if isinstance(own, FeedForward):
+            shape["ffn_hidden"] = own.ffn_hidden
+        else:
+            shape |= {"num_experts": own.num_experts, "topk": own.top_k}
+            shape |= {"moe_ffn_hidden": own.expert_hidden, "shared_ffn_hidden": own.shared_hidden}
+    if "num_experts" in shape:
+        shape["dense_layers"] = sum(
+            count for each, count in blocks if isinstance(each.feed_forward, FeedForward)
+        )
+    return shape
 
 
 def _zero(plan: Plan) -> str:
@@ -210,7 +221,7 @@ def _zero(plan: Plan) -> str:
         (span for chunk in plan.layout.chunks for span in chunk.spans),
         key=lambda span: span.stop - span.first,
     ).strategy
-    if own.zero and own.shard_group < own.dp:
+    if own.zero and own.shard_group < own.dp * own.cp:
         return f"{own.zero} (shard over {own.shard_group})"
     return str(own.zero)
 

@@ -90,7 +90,7 @@ class Trainer:
             self.parts,
             self.mesh.pipeline,
             self.clock,
-            seq_len=training.seq_len,
+            seq_len=training.seq_len // self.layout.mesh.cp,
             hidden=model.hidden,
             dtype=self.numbers.activations,
             device=self.device,
@@ -117,11 +117,12 @@ class Trainer:
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
         """Run the passes on this rank's ``sequences``; loss and norm, the same on all ranks."""
-        loss = self.passes.run(tokens, targets)
-        own = self.parameters()
-        sum_partial(own)
+        own = (self.mesh.context.own(each, 1).contiguous() for each in (tokens, targets))
+        loss = self.passes.run(*own)
+        parameters = self.parameters()
+        sum_partial(parameters)
         self.tied.sum()
-        squares = squared_norm(own, self.tied.copies)
+        squares = squared_norm(parameters, self.tied.copies)
         is_first = self.mesh.tensor_group(self.layout.ends[1]).rank == 0
         counted = loss if is_first else torch.zeros_like(loss)
         sums = torch.stack((counted.double(), squares.double()))

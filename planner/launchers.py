@@ -216,9 +216,6 @@ LAUNCHERS = {
             mixing=Mixing.PER_LAYER,
             mixes_degrees=True,
             tied_alike=True,
-            context=False,
-            experts=False,
-            expert_tensor=False,
         ),
         LauncherRules(
             name="megatron",

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.layout import Chunk, Strategy
+    from executor.models.groups import LayerGroups
     from executor.models.parameters import SplitModule
     from executor.models.resharding import Resharding
-    from executor.models.tensorgroup import TensorGroup
     from profiles.model import ModelSpec
 
 __all__ = ["Chain"]
@@ -32,7 +32,7 @@ class Chain(nn.Module):
         self,
         model: ModelSpec,
         chunk: Chunk,
-        tensor_group: Callable[[Strategy], TensorGroup],
+        groups_of: Callable[[Strategy], LayerGroups],
         *,
         num_tokens: int,
         before: Strategy | None = None,
@@ -45,8 +45,8 @@ class Chain(nn.Module):
         self.strategies: dict[str, Strategy] = {}
         self.changes: dict[str, Resharding] = {}  # of what goes into a layer
         for span in chunk.spans:
-            group = tensor_group(span.strategy)
-            change = before and resharding(before, span.strategy, tensor_group)
+            groups = groups_of(span.strategy)
+            change = before and resharding(before, span.strategy, lambda own: groups_of(own).tensor)
             if change:
                 self.changes[model.layer_names[span.first]] = change
             before = span.strategy
@@ -55,13 +55,13 @@ class Chain(nn.Module):
                 self.strategies[name] = span.strategy
                 layer: SplitModule
                 if isinstance(spec, Embedding):
-                    layer = NativeEmbedding(spec, group)
+                    layer = NativeEmbedding(spec, groups)
                 elif isinstance(spec, Head):
-                    layer = NativeHead(spec, group, num_tokens=num_tokens)
+                    layer = NativeHead(spec, groups, num_tokens=num_tokens)
                 else:
                     assert isinstance(spec, Block)
                     layer = NativeBlock(
-                        spec, group, span.strategy.recompute, num_blocks=model.num_blocks
+                        spec, groups, span.strategy.recompute, num_blocks=model.num_blocks
                     )
                 self.layers[name] = layer
         both = "embedding" in self.layers and "head" in self.layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["computed_again", "without_output"]
 
+Result = TypeVar("Result")
+
 
 def computed_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """``function(*inputs)``, of which only the inputs are kept; nothing in it is random."""
@@ -24,10 +26,10 @@ def computed_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def without_output(
-    function: Callable[[Tensor], Tensor], x: Tensor, then: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """``then(function(x))``, in which nobody keeps ``function(x)``: whoever needs it backward gets
-    it computed again from ``x``, which is kept anyway. For cheap functions before a GEMM.
+    function: Callable[[Tensor], Tensor], x: Tensor, then: Callable[[Tensor], Result]
+) -> Result:
+    """``then(function(x))``, in which nobody keeps ``function(x)`` or a view of it: whoever needs
+    it backward gets it computed again from ``x``, which is kept anyway. For cheap functions.
     """
     middle = function(x)
     kept = _Kept(function, x.detach(), middle)
@@ -42,15 +44,15 @@ class _Kept:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
-        self.address, self.count = middle.data_ptr(), middle.numel()
+        self.address, self.offset = middle.untyped_storage().data_ptr(), middle.storage_offset()
         self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
-        if saved.data_ptr() != self.address or saved.numel() != self.count:
+        if saved.untyped_storage().data_ptr() != self.address:
             return saved
         self.packed += 1
-        return saved.shape, saved.stride()
+        return saved.shape, saved.stride(), saved.storage_offset() - self.offset
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -58,7 +60,8 @@ class _Kept:
         if self.again is None:
             with torch.no_grad():
                 self.again = self.function(self.x)
-        found = self.again.as_strided(*packed)
+        shape, stride, offset = packed
+        found = self.again.as_strided(shape, stride, self.again.storage_offset() + offset)
         self.asked = (self.asked + 1) % self.packed
         if not self.asked:
             self.again = None

@@ -33,6 +33,7 @@ from profiles.layers import (
     Attention,
     Block,
     Embedding,
+    ExpertFeedForward,
     FeedForward,
     Head,
     Norm,
@@ -87,6 +88,15 @@ def model_of(
     return ModelSpec(name="small", family="generic", runs=runs)
 
 
+def with_experts(spec: ModelSpec, *, num_dense: int = 0, **experts: Any) -> ModelSpec:
+    """``spec`` with a mixture of experts in all blocks but the first ``num_dense``."""
+    first, dense, last = spec.runs
+    assert isinstance(dense.layer, Block)
+    sparse = replace(dense.layer, feed_forward=ExpertFeedForward(**experts))
+    blocks = [LayerRun(dense.layer, num_dense), LayerRun(sparse, 4 - num_dense)]
+    return replace(spec, runs=(first, *[run for run in blocks if run.count], last))
+
+
 LLAMA = model_of()
 QWEN = model_of(qk_norm=QKNorm.PER_HEAD, tied=True)
 OLMO = model_of(qk_norm=QKNorm.FULL)
@@ -94,9 +104,15 @@ GPT = model_of(norm=Norm.LAYER, gated=False, positions=SEQ, biases=True, tied=Tr
 GEMMA = model_of(num_norms=4, window=5)
 NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
 PHI = model_of(kv_heads=4, norm=Norm.LAYER, positions=SEQ, biases=True)
+MIXTRAL = with_experts(model_of(window=5), num_experts=8, top_k=2, expert_hidden=24)
+QWEN_MOE = with_experts(
+    model_of(qk_norm=QKNorm.PER_HEAD), num_dense=1, num_experts=4, top_k=3, expert_hidden=20,
+    shared_hidden=40, shared_gate=True,
+)  # fmt: skip
+SWITCH = with_experts(GPT, num_experts=4, top_k=1, expert_hidden=48, gated=False)
 MODELS = {
     "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX,
-    "phi": PHI,
+    "phi": PHI, "mixtral": MIXTRAL, "qwen-moe": QWEN_MOE, "switch": SWITCH,
 }  # fmt: skip
 
 
@@ -131,6 +147,9 @@ class Case:
     tp: int = 1
     dp: int = 1
     pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
     zero: int = 0
     shard_group: int | None = None
     sequence: bool = False
@@ -148,12 +167,12 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        mesh = Mesh(tp=self.tp, dp=self.dp, pp=self.pp, order=self.order)
+        degrees = {name: getattr(self, name) for name in ("tp", "dp", "cp", "ep", "expert_tp")}
+        mesh = Mesh(pp=self.pp, order=self.order, **degrees)
         strategy = Strategy(
-            tp=self.tp,
-            dp=self.dp,
+            **degrees,
             zero=self.zero,
-            shard_group=self.shard_group or self.dp,
+            shard_group=self.shard_group or self.dp * self.cp,
             sequence_parallel=self.sequence,
         )
         count = BATCH // self.dp // self.micro_batch
@@ -274,11 +293,14 @@ def expected_elements(case: Case) -> int:
     for chunk in layout.chunks:
         for span in chunk.spans:
             own = span.strategy
-            copies = own.dp // (own.shard_group if own.zero else 1)
+            copies = own.dp * own.cp // (own.shard_group if own.zero else 1)
             for layer in case.spec.layers[span.first : span.stop]:
                 for parameter in layer.parameters():
                     in_one = layer is case.spec.layers[-1] and len(layout.chunks) == 1
                     if case.spec.tied and in_one and parameter.name == "projection":
+                        continue
+                    if parameter.split is Split.EXPERT:
+                        total += parameter.count * (1 if own.zero else layout.mesh.expert_dp)
                         continue
                     replicated = parameter.split is Split.REPLICATED
                     total += parameter.count * copies * (own.tp if replicated else 1)

@@ -110,6 +110,29 @@ def test_a_run_is_told_beside_its_estimate(run):
     assert {rank["stage"] for rank in record["ranks"]} == {0, 1}
 
 
+def test_experts_and_split_sequences_are_planned_and_run(folder):
+    config = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    (folder / "sparse.json").write_text(json.dumps(config))
+    planned = parplan(
+        "plan", "--model", "sparse.json", "--cluster", "2xcpu", "--global-batch", 4,
+        "--seq-len", 32, "--precision", "fp32", "--launcher", "native", "--fix", "cp=2",
+        "--fix", "ep=2", "-o", "sparse.yaml", cwd=folder,
+    )  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    done = parplan("launch", "sparse.yaml", "--steps", 2, "--out", "sparse", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "sparse" / "run.json").read_text())
+    assert record["row"]["num_experts"] == 4
+    assert record["row"]["cp"] == record["row"]["ep"] == 2
+    for rank in record["ranks"]:
+        kinds, planned_kinds = (
+            [(each["kind"], each["axis"], each["count"]) for each in rank[name]]
+            for name in ("ran", "planned")
+        )
+        assert kinds == planned_kinds
+        assert {("all-gather", "cp"), ("all-to-all", "ep")} <= {each[:2] for each in kinds}
+
+
 @pytest.mark.usefixtures("run")
 def test_each_step_has_a_line_in_the_log(folder):
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
