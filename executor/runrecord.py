@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import RecomputeKind
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from planner.measuredrun import RUN_KIND, group_of
 from profiles.layers import Block, Embedding, FeedForward
 

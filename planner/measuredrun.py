@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from profiles.errors import InputError, Problem
 from profiles.runs import read_runs
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from costmodel.layout import describe_ranks
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from planner.plan import layer_ranges
 from profiles.outputfile import save_text
 from profiles.reference import kept_ref

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
 from planner.plan import Certificate, SearchFacts, plan_of

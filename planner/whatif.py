@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.choices import Restrictions
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.plan import layout_choices
 from planner.plandocument import restrictions_document

@@ -22,7 +22,7 @@ from planner import (
     plan_text,
     save_plan,
 )
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from planner.planreader import plan_in
 from profiles import yamlfile
 from profiles.errors import InputError
