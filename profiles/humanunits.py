@@ -27,6 +27,7 @@ class _Unit(NamedTuple):
     size: float  # of the file's unit in that of the inside
 
 
+DIGITS: Final = 15
 UNITS: Final = (
     _Unit("bytes_per_s", "gb_per_s", GB),
     _Unit("flop_per_s", "tflops", TERA),
@@ -68,7 +69,9 @@ def _plain(value: Any, size: float) -> Any:
         return list(value)
     if isinstance(value, StrEnum):
         return value.value
-    return value if size == 1 or isinstance(value, bool | str | None) else value / size
+    if size == 1 or isinstance(value, bool | str | None):
+        return value
+    return float(f"{value / size:.{DIGITS}g}")  # hides what division leaves behind
 
 
 def of_file(kind: type[Value], data: Mapping[str, Any]) -> Value:

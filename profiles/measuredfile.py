@@ -227,6 +227,7 @@ class ProfileFile(FileSchema):
     overlaps: list[OverlapFile] = Field(default=[])
 
 
+WIDTH: Final = 10**9
 SECTIONS: Final[dict[str, type[Any]]] = {
     "devices": DeviceFacts,
     "models": ModelFacts,
@@ -254,14 +255,15 @@ def profile_of(document: Document) -> Profile:
 
 def profile_text(profile: Profile) -> str:
     """The file's text, entries in the profile's order."""
-    entries = {
-        section: [in_file(own) for own in getattr(profile, section)] for section in SECTIONS
-    }
-    data = {
-        "schema_version": 1,
-        "kind": "profile",
-        "name": profile.name,
-        "source": profile.source,
-        **{section: own for section, own in entries.items() if own},
-    }
-    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=200)
+    head = {"schema_version": 1, "kind": "profile", "name": profile.name, "source": profile.source}
+    lines = [yaml.safe_dump(head, sort_keys=False, width=WIDTH)]
+    for section in SECTIONS:
+        entries = [_flow(in_file(own)) for own in getattr(profile, section)]
+        lines += [f"{section}:\n"] * bool(entries)
+        lines += [f"  - {entry}" for entry in entries]
+    return "".join(lines)
+
+
+def _flow(entry: dict[str, Any]) -> str:
+    """An entry on one line."""
+    return yaml.safe_dump(entry, sort_keys=False, default_flow_style=True, width=WIDTH)
