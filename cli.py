@@ -227,6 +227,7 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
         overrides={name: flags.get(name) for name in TRAINING},
         stack=flags["stack"],
         calibration=flags["calibration"],
+        profiles=flags["profile"],
         open_ended=flags.get("smallest", False),
     )
     for note in inputs.notes:

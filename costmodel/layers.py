@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.blocks import block_operators
 from costmodel.collectives import collective_seconds
+from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
@@ -103,6 +104,7 @@ class LayerCost:
     ``saved_bytes`` are held from forward to backward, ``transient_bytes`` appear on top while its
     backward runs (recomputed tensors, logits). Parameters are elements on this rank before ZeRO
     divides them; ``expert_params`` are replicated over fewer ranks than ``dense_params``.
+    ``update_s``: what an optimizer step takes for one of them, where that was measured.
     """
 
     forward: PassCost
@@ -112,6 +114,8 @@ class LayerCost:
     transient_bytes: int
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
 
     @property
     def total_s(self) -> float:
@@ -157,6 +161,8 @@ class TimedLayer:
     recomputes: bool
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
 
     def cost(self, recompute: Recompute) -> LayerCost:
         """The layer's cost, without what ZeRO adds (see ``costmodel.sharding``). Layers other
@@ -181,6 +187,8 @@ class TimedLayer:
             transient_bytes=saved - kept + self.transient_bytes,
             dense_params=self.dense_params,
             expert_params=self.expert_params,
+            update_s=self.update_s,
+            basis=self.basis,
         )
 
 

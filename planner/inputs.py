@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from planner.profiled import with_profiles
 from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.errors import InputError, Problem
@@ -13,12 +14,13 @@ from profiles.shorthand import as_many_as_needed
 from profiles.training import DEFAULT_GLOBAL_BATCH, DEFAULT_SEQ_LEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from costmodel.context import CostContext
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
+    from profiles.measured import Profile
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
@@ -31,6 +33,7 @@ class Inputs:
 
     A reference is a catalogue name, a shorthand or a path from here (empty: the value's name).
     ``calibration_ref`` is the path of a file of the user's, ``stack`` what was asked for by name.
+    ``profile``: what was measured, of the files ``profile_refs`` (see ``planner.profiled``).
     """
 
     model: ModelSpec
@@ -41,6 +44,8 @@ class Inputs:
     cluster_ref: str = ""
     calibration_ref: str | None = None
     stack: str | None = None
+    profile: Profile | None = None
+    profile_refs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -48,7 +53,9 @@ class Inputs:
         """What estimates are asked of; it remembers costs."""
         from costmodel.context import CostContext  # noqa: PLC0415 - imports numpy, slowly
 
-        return CostContext(self.model, self.cluster, self.training, self.calibration)
+        return CostContext(
+            self.model, self.cluster, self.training, self.calibration, profile=self.profile
+        )
 
     def with_training(self, **changes: Any) -> Inputs:
         """The same inputs with another training run."""
@@ -64,12 +71,14 @@ def load_inputs(
     overrides: Mapping[str, Any] | None = None,
     stack: str | None = None,
     calibration: str | Path | None = None,
+    profiles: Sequence[str] = (),
     open_ended: bool = False,
 ) -> Inputs:
     """The inputs that references name. Raises ``InputError`` with the problems of all of them.
 
     ``training`` is a file, ``overrides`` win over it; without a file, sizes have defaults. A model
-    that was read already may be given itself, with ``model_ref`` for the plan file.
+    that was read already may be given itself, with ``model_ref`` for the plan file. ``profiles``:
+    files of measured layers and links.
     ``open_ended``: a cluster that is only a device or a node stands for as many as are needed.
     """
     if open_ended:
@@ -109,7 +118,7 @@ def load_inputs(
         notes=() if found[1] is None else (found[1],),
     )
     return checked_inputs(
-        inputs,
+        with_profiles(inputs, profiles),
         precision_at=_place(training, given, "precision"),
         seq_len_at=_place(training, given, "seq_len"),
     )

@@ -93,7 +93,12 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Calibration, ragged batch, unused GPUs, and what else was remarked."""
-        return (*self.inputs.notes, *_layout_notes(self), *self.remarks)
+        return (
+            *self.inputs.notes,
+            *self.estimate.notes,
+            *_layout_notes(self),
+            *self.remarks,
+        )
 
 
 def plan_of(inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = 0.9) -> Plan:
