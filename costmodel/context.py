@@ -18,6 +18,7 @@ from costmodel.compute import DeviceModel
 from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_layer
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers
+from costmodel.operatorfit import as_found
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
@@ -95,21 +96,19 @@ class CostContext:
         profile: Profile | None = None,
         memo: Memo | None = None,
     ) -> None:
-        """Bind the inputs; nothing is computed yet. ``profile``: measured times of layers, used
-        where there are any. ``memo`` shares the times of layers with other contexts of the same
+        """Bind the inputs; nothing is computed yet. ``profile``: measured times of layers and
+        rates of devices, used where there are any. ``memo`` shares the times of layers with other contexts of the same
         calibration and profile.
         """
         self.model = model
-        self.cluster = cluster
+        self.cluster = cluster if profile is None else as_found(cluster, profile)
         self.training = training
         self.calibration = calibration
-        self.topology = _topology(cluster)
-        device = cluster.slowest_device
+        self.topology = _topology(self.cluster)
+        device = self.cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self.profile = profile
-        self._measured = (
-            None if profile is None else MeasuredLayers(profile, self.device, training)
-        )
+        self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
         self._steps: dict[object, LayerStep] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}

@@ -36,9 +36,7 @@ def freed_of_noise(values: Mapping[Place, float], signs: Place) -> dict[Place, f
     """
 
     def has_more(there: Place, here: Place) -> bool:
-        return all(
-            sign * (a - b) >= 0 for sign, a, b in zip(signs, there, here, strict=True)
-        )
+        return all(sign * (a - b) >= 0 for sign, a, b in zip(signs, there, here, strict=True))
 
     return {
         here: min(value for there, value in values.items() if has_more(there, here))

@@ -188,8 +188,7 @@ def _with(
         backward=_computing(timed.backward, backward_s),
         weight_s=timed.weight_s * back,
         by_module={
-            name: _computing(cost, cost.compute_s * again)
-            for name, cost in timed.by_module.items()
+            name: _computing(cost, cost.compute_s * again) for name, cost in timed.by_module.items()
         },
         update_s=update_s,
         basis=basis,

@@ -14,44 +14,61 @@ from profiles.calibration import Calibration, KernelEfficiency
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from profiles.calibration import Efficiencies
-    from profiles.cluster import DeviceSpec
+    from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.measured import DeviceFacts, OperatorTime, Profile
     from profiles.training import Precision
 
-__all__ = ["calibration_from", "device_from"]
+__all__ = ["as_found", "calibration_from"]
 
 HALVES: Final = (0, 16, 32, 64, 128, 256, 512, 1024)  # inner sizes at half of the rate
 LONG: Final = 1024  # sequences from which attention has its rate
 
 
-def device_from(facts: DeviceFacts, device: DeviceSpec) -> DeviceSpec:
-    """The device of a cluster with what was measured of it; rates that were not stay."""
+def as_found(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
+    """The cluster, its devices with what a profile measured of them."""
+    facts = {own.device: own for own in profile.devices}
+    groups = tuple(
+        replace(group, node=replace(group.node, device=_found(group.node.device, facts)))
+        for group in cluster.groups
+    )
+    return replace(cluster, groups=groups)
+
+
+def _found(device: DeviceSpec, facts: Mapping[str, DeviceFacts]) -> DeviceSpec:
+    """The device with measured rates; those that were not measured stay."""
+    own = facts.get(device.name)
+    if own is None:
+        return device
     return replace(
         device,
-        memory_bytes=facts.memory_bytes,
-        memory_bytes_per_s=facts.memory_bytes_per_s or device.memory_bytes_per_s,
-        peak_flop_per_s={**device.peak_flop_per_s, **facts.flop_per_s},
-        sustained=1.0 if facts.flop_per_s else device.sustained,
+        memory_bytes=own.memory_bytes,
+        memory_bytes_per_s=own.memory_bytes_per_s or device.memory_bytes_per_s,
+        peak_flop_per_s={**device.peak_flop_per_s, **own.flop_per_s},
+        sustained=1.0 if own.flop_per_s else device.sustained,
     )
 
 
 def calibration_from(
-    profile: Profile, facts: DeviceFacts, device: DeviceSpec, base: Calibration, precision: Precision
+    profile: Profile, device: DeviceSpec, base: Calibration, precision: Precision
 ) -> Calibration:
-    """``base`` with the efficiencies that the profile's operators reached on ``device``, which
-    ``device_from`` made; what no operator tells stays. Host time is in measured times, so none is
-    added to them. A CPU has no allocator that keeps memory, and no buffers of communicators.
+    """``base`` with the efficiencies that the profile's operators reached on a device that it has;
+    what no operator tells stays. Host time is in measured times, so none is added to them. A CPU
+    has no allocator that keeps memory, and no buffers of communicators.
     """
+    facts = {own.device: own for own in profile.devices}
+    device, found = _found(device, facts), facts[device.name]
     own = [
         row
         for row in profile.operator_times
-        if (row.device, row.precision) == (facts.device, precision.value)
+        if (row.device, row.precision) == (device.name, precision.value)
     ]
     changed = replace(
-        base.efficiencies, context_bytes=facts.context_bytes, step_s=0.0, micro_batch_s=0.0
+        base.efficiencies, context_bytes=found.context_bytes, step_s=0.0, micro_batch_s=0.0
     )
-    if facts.threads is not None:
+    if found.threads is not None:
         changed = replace(changed, reserve=0.0, communicator_bytes=0)
     knowledge = base.knowledge
     if own:
@@ -60,7 +77,7 @@ def calibration_from(
     return Calibration(
         name=profile.name,
         knowledge=knowledge,
-        device=facts.device,
+        device=device.name,
         stack="native",
         source=profile.source,
         efficiencies=changed,
@@ -89,7 +106,11 @@ def _fitted(
 
 
 def _gemm_fit(
-    rows: list[OperatorTime], device: DeviceSpec, base: Efficiencies, precision: Precision, half: int
+    rows: list[OperatorTime],
+    device: DeviceSpec,
+    base: Efficiencies,
+    precision: Precision,
+    half: int,
 ) -> tuple[float, float, float]:
     """(median error, ``gemm``, ``gemm_half_k``) for a given half."""
     model = DeviceModel(device, replace(base, gemm=1.0, gemm_half_k=half), precision)

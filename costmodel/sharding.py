@@ -97,9 +97,7 @@ def state_cost(
         _part(cost.expert_params, zero, training, expert, device),
     ]
     if cost.update_s is not None:
-        parts = [
-            replace(part, optimizer_s=part.owned * cost.update_s) for part in parts
-        ]
+        parts = [replace(part, optimizer_s=part.owned * cost.update_s) for part in parts]
     names = StateCost.__dataclass_fields__
     return StateCost(**{name: sum(getattr(part, name) for part in parts) for name in names})
 

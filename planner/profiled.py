@@ -1,4 +1,4 @@
-"""Inputs with a profile: measured layers, the device as it was found, the kernels that ran.
+"""Inputs with a profile: measured layers, what its operators make of the device, its kernels.
 
 A profile is refused where it cannot be about the question: it must have the cluster's slowest
 device, the precision of the run, and either layers of the model or plain operators. A model of a
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.inputs import Inputs
-    from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.measured import DeviceFacts, Profile
 
 __all__ = ["with_profiles"]
@@ -29,7 +28,7 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
     """The inputs under the profiles of files. Raises ``InputError`` where they are stale, or about
     something else.
     """
-    from costmodel.operatorfit import calibration_from, device_from  # noqa: PLC0415 - numpy
+    from costmodel.operatorfit import calibration_from  # noqa: PLC0415 - numpy
 
     if not paths:
         return inputs
@@ -40,35 +39,21 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
     if problem is not None:
         raise InputError(replace(problem, where=where))
     assert facts is not None
-    found = device_from(facts, device)
-    cluster = _with_device(inputs.cluster, found)
-    precision = inputs.training.precision
     training = replace(
         inputs.training,
         fused_kernels=facts.fused_kernels,
         fused_norms=facts.fused_norms,
         loss=LossKernel(facts.loss),
     )
-    calibration = calibration_from(profile, facts, found, inputs.calibration, precision)
+    calibration = calibration_from(profile, device, inputs.calibration, inputs.training.precision)
     return replace(
         inputs,
-        cluster=cluster,
         training=training,
         calibration=calibration,
         profile=profile,
         profile_refs=tuple(str(path) for path in paths),
         notes=_notes(inputs, profile, facts),
     )
-
-
-def _with_device(cluster: ClusterSpec, device: DeviceSpec) -> ClusterSpec:
-    groups = tuple(
-        replace(group, node=replace(group.node, device=device))
-        if group.node.device.name == device.name
-        else group
-        for group in cluster.groups
-    )
-    return replace(cluster, groups=groups)
 
 
 def _problem(inputs: Inputs, profile: Profile, facts: DeviceFacts | None) -> Problem | None:
@@ -85,7 +70,9 @@ def _problem(inputs: Inputs, profile: Profile, facts: DeviceFacts | None) -> Pro
         row.precision for row in rows if row.device == device and row.precision
     )
     if precision not in precisions:
-        message = f"measured in {', '.join(precisions) or 'no precision'}, the run is in {precision}"
+        message = (
+            f"measured in {', '.join(precisions) or 'no precision'}, the run is in {precision}"
+        )
         return Problem(where="", message=message, hint="--precision, or profile again")
     layers = dict.fromkeys(run.layer for run in inputs.model.runs)
     if any(measured_of(profile, own, device=device, precision=precision) for own in layers):

@@ -60,9 +60,7 @@ def merged_profile(found: Sequence[tuple[str, Profile]]) -> Profile:
     return Profile(name="+".join(names)[:100], source="; ".join(sources), **entries)
 
 
-def _devices_differ(
-    path: str, own: DeviceFacts, first: str, known: DeviceFacts
-) -> list[Problem]:
+def _devices_differ(path: str, own: DeviceFacts, first: str, known: DeviceFacts) -> list[Problem]:
     """Whether two files call different devices, or software, by one name."""
     return [
         Problem(
@@ -81,7 +79,5 @@ def _completed(own: DeviceFacts, found: Sequence[tuple[str, Profile]]) -> Device
     for _, profile in found:
         for other in profile.devices:
             if other.device == own.device:
-                values = {
-                    name: value or getattr(other, name) for name, value in values.items()
-                }
+                values = {name: value or getattr(other, name) for name, value in values.items()}
     return type(own)(**values)

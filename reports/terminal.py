@@ -85,7 +85,11 @@ def profile_progress() -> Iterator[Callable[[int, int, str], None]]:
     from rich.progress import Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     console = Console(file=sys.stderr)
-    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    columns = (
+        *Progress.get_default_columns()[:3],
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("measuring", total=None, now="")
 

@@ -33,9 +33,7 @@ def open_device(kind: str) -> torch.device:
     return torch.device(kind)
 
 
-def device_facts(
-    device: torch.device, name: str, *, method: str, date: str | None
-) -> DeviceFacts:
+def device_facts(device: torch.device, name: str, *, method: str, date: str | None) -> DeviceFacts:
     """What the device is, before anything is measured on it. ``name``: what clusters call it."""
     own = _cuda_facts() if device.type == "cuda" else _cpu_facts()
     return DeviceFacts(

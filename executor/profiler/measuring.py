@@ -112,4 +112,3 @@ def catalogue_name(hardware: str, memory_gib: float) -> str | None:
         found.append((abs(int(sizes[0][:-1]) / memory_gib - 1), name))
     nearest_one = min(found, default=None)
     return nearest_one[1] if nearest_one and nearest_one[0] < FAR else None
-

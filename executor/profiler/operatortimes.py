@@ -63,9 +63,7 @@ def operator_points(device_type: str) -> list[OperatorPoint]:
     return sorted((p for p in found if p.flop <= most), key=lambda p: (p.flop, str(p)))
 
 
-def operator_samples(
-    point: OperatorPoint, precision: str, device: torch.device
-) -> list[Sample]:
+def operator_samples(point: OperatorPoint, precision: str, device: torch.device) -> list[Sample]:
     """Samples of an operator, of attention forward and backward."""
     how = {"dtype": DTYPES[precision], "device": device}
     if point.operator == "gemm":

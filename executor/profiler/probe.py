@@ -67,9 +67,7 @@ class Probe:
         than the point's plain one.
         """
         layer = layer_labels(model)[point.layer]
-        strategy = strategy or Strategy(
-            tp=point.tp, sequence_parallel=point.sequence_parallel
-        )
+        strategy = strategy or Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel)
         self.copies = copies or _copies(model, layer, strategy, training)
         own, first = _around(model, layer, self.copies)
         chunk = Chunk(0, 0, (LayerSpan(first, first + self.copies, strategy),))
@@ -134,8 +132,7 @@ def _around(model: ModelSpec, layer: object, copies: int) -> tuple[ModelSpec, in
     around it, of which none is built, so that it is called as in the whole model.
     """
     embedding, head = (
-        next(run for run in model.runs if isinstance(run.layer, kind))
-        for kind in (Embedding, Head)
+        next(run for run in model.runs if isinstance(run.layer, kind)) for kind in (Embedding, Head)
     )
     if isinstance(layer, Block):
         runs = (embedding, LayerRun(layer, copies), head)

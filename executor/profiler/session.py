@@ -68,9 +68,7 @@ class Session:
         self.plan = plan
         points, self.notes = layer_points(plan.request)
         self.device = open_device(plan.device)
-        self.facts = device_facts(
-            self.device, plan.device_name, method=METHOD, date=plan.date
-        )
+        self.facts = device_facts(self.device, plan.device_name, method=METHOD, date=plan.date)
         operators = operator_points(self.device.type) if plan.operators else []
         rounds = range(plan.rounds)
         order = [*points, *operators]

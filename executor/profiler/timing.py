@@ -67,9 +67,7 @@ def figure_of(samples: list[Sample]) -> Figure:
     counted = quiet if len(quiet) >= UNDISTURBED else samples
     totals = [sample.total_s for sample in counted]
     spread = median(totals) / min(totals) - 1 if min(totals) else 0.0
-    least = {
-        what: min(sample.seconds[what] for sample in counted) for what in counted[0].seconds
-    }
+    least = {what: min(sample.seconds[what] for sample in counted) for what in counted[0].seconds}
     return Figure(least, spread, doubtful=counted is not quiet or spread > WIDE)
 
 

