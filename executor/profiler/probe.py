@@ -8,7 +8,7 @@ is there several times, one after another, so that each finds its weights as col
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -91,7 +91,11 @@ class Probe:
         assert width is not None
         shape = (point.batch, length, width)
         generator = torch.Generator(device).manual_seed(0)
-        stream = {"generator": generator, "device": device, "dtype": numbers.activations}
+        stream: dict[str, Any] = {
+            "generator": generator,
+            "device": device,
+            "dtype": numbers.activations,
+        }
         if isinstance(layer, Embedding):
             self.x = tokens % layer.vocab
         else:
