@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Attention, Block, FeedForward
 
-__all__ = ["NativeBlock", "NativeNorm"]
+__all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
@@ -256,6 +256,12 @@ def _rotary(
     rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
     angles = torch.arange(length, dtype=wide, device=device)[:, None] * rates
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def forget_tables() -> None:
+    """Forget tables that blocks share: they belong to the device, real or fake, of who made them."""
+    _rotary.cache_clear()
+    _window_mask.cache_clear()
 
 
 def _rotated(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -28,11 +29,12 @@ class Held(TorchDispatchMode):
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count the storages of tensors that nobody counts yet."""
         for tensor in tensors:
-            self._add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
+            self._add(getattr(tensor, "_local_tensor", tensor))
         self.most = max(self.most, self.now)
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - what tells storages apart
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        size = storage.nbytes()
         if key in self._alive:
             return
 
@@ -54,5 +56,12 @@ class Held(TorchDispatchMode):
         if any(getattr(kind, "__name__", "") == "DTensor" for kind in types):
             return NotImplemented
         found = func(*args, **(kwargs or {}))
-        self.know(each for each in tree_iter(found) if isinstance(each, torch.Tensor))
+        given = {_key(each) for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)}
+        made = [each for each in tree_iter(found) if isinstance(each, torch.Tensor)]
+        self.know(each for each in made if _key(each) not in given)
         return found
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """What tells the storage of a living tensor from all others."""
+    return StorageWeakRef(tensor.untyped_storage()).cdata
