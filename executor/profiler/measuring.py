@@ -57,6 +57,7 @@ def measure_layers(
         budget_s=flags["budget"],
         rounds=flags["rounds"],
         operators=flags["operators"],
+        memory=flags["memory"],
         date=flags["date"],
     )
     session = Session(plan, Path(f"{output}.journal"))
