@@ -619,6 +619,15 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
     click.echo(f"written: {output}", err=True)
 
 
+@profile.command("merge")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def merge_profiles(files: tuple[str, ...], output: str, *, force: bool) -> None:
+    """Make one profile YAML of several, as of layers and of links."""
+    _write_imported(output, force=force, read=lambda: (profiles.merged_text(files), ()))
+
+
 @main.command()
 @click.argument("shelf", type=click.Choice(["models", "devices", "nodes"]))
 @_format()

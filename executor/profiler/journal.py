@@ -35,8 +35,10 @@ class Journal:
             try:
                 task, found = json.loads(line)
             except ValueError:
-                continue  # the line during which the session was killed
+                break  # the line during which the session was killed
             self.found[task] = found
+        sound = [first, *(json.dumps(entry) for entry in self.found.items())]
+        path.write_text("\n".join(sound) + "\n", encoding="utf-8")
 
     def figure(self, task: str) -> Figure | None:
         """What was measured, None where it was not, or had no room."""
