@@ -43,6 +43,7 @@ __all__ = [
     "load_model_or_cluster",
     "load_target",
     "load_training",
+    "merged_text",
     "read_topology",
     "refuse_to_overwrite",
     "save_text",
