@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
+from costmodel.knowledge import known_of
 from costmodel.layers import PassCost
 from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
@@ -133,6 +134,7 @@ class Estimate:
     knowledge: str
     calibration: str
     bubble: float
+    notes: tuple[str, ...] = ()
 
 
 def fit_limit(context: CostContext, min_fit: float) -> int:
@@ -190,8 +192,9 @@ class LayoutCost:
             for stage, held in zip(self.stages, self.memory, strict=True)
         )
         busiest = min(estimates, key=lambda each: each.split.bubble_s)
+        known = known_of(context, self.stages[busiest.stage].steps, layout.num_microbatches)
         worst, used = self.fullest, layout.mesh.num_ranks
-        fast, slow = own.step_time_90
+        fast, slow = known.interval(own.step_time_90, step_s)
         spread = math.exp(Z_COVERAGE * own.memory_sigma)
         total_flop = context.model_flop_per_sequence * context.training.global_batch
         probability = self.fit_probability
@@ -211,9 +214,10 @@ class LayoutCost:
             fits=probability >= min_fit,
             split=busiest.split,
             stages=estimates,
-            knowledge=context.calibration.knowledge,
+            knowledge=known.level(context.calibration.knowledge),
             calibration=context.calibration.name,
             bubble=busiest.split.bubble_s / step_s,
+            notes=known.notes(),
         )
 
 

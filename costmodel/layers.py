@@ -5,12 +5,13 @@ This is where operators meet the device and the links. Costs stay split; totals 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from costmodel.blocks import block_operators
 from costmodel.collectives import collective_seconds
+from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
@@ -103,6 +104,7 @@ class LayerCost:
     ``saved_bytes`` are held from forward to backward, ``transient_bytes`` appear on top while its
     backward runs (recomputed tensors, logits). Parameters are elements on this rank before ZeRO
     divides them; ``expert_params`` are replicated over fewer ranks than ``dense_params``.
+    ``update_s``: what an optimizer step takes for one of them, where that was measured.
     """
 
     forward: PassCost
@@ -112,6 +114,8 @@ class LayerCost:
     transient_bytes: int
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
 
     @property
     def total_s(self) -> float:
@@ -142,7 +146,8 @@ class TimedLayer:
 
     ``by_module``: forward pass of each module that selective recomputation may name;
     ``saved_by_module``: bytes that it would free, under None what nothing but full recomputation
-    frees. ``outputs_bytes``: results of attention and of every second GEMM, and of
+    frees. ``held``: measured bytes, saved and transient, by recomputation.
+    ``outputs_bytes``: results of attention and of every second GEMM, and of
     the residual where kernels are not fused.
     """
 
@@ -157,6 +162,9 @@ class TimedLayer:
     recomputes: bool
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def cost(self, recompute: Recompute) -> LayerCost:
         """The layer's cost, without what ZeRO adds (see ``costmodel.sharding``). Layers other
@@ -173,14 +181,19 @@ class TimedLayer:
             for module in recompute.modules:
                 again = again + self.by_module.get(module, PassCost())
                 kept -= self.saved_by_module.get(module, 0)
+        saved_bytes, transient_bytes = self.held.get(
+            str(recompute), (kept, saved - kept + self.transient_bytes)
+        )
         return LayerCost(
             forward=self.forward,
             backward=self.backward + _as_recompute(again),
             weight_s=self.weight_s,
-            saved_bytes=kept,
-            transient_bytes=saved - kept + self.transient_bytes,
+            saved_bytes=saved_bytes,
+            transient_bytes=transient_bytes,
             dense_params=self.dense_params,
             expert_params=self.expert_params,
+            update_s=self.update_s,
+            basis=self.basis,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,12 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Calibration, ragged batch, unused GPUs, and what else was remarked."""
-        return (*self.inputs.notes, *_layout_notes(self), *self.remarks)
+        return (
+            *self.inputs.notes,
+            *self.estimate.notes,
+            *_layout_notes(self),
+            *self.remarks,
+        )
 
 
 def plan_of(inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = 0.9) -> Plan:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reports.terminal import (
         discard_stdout,
         print_report,
+        profile_progress,
         progress_on_stderr,
         until_interrupt,
     )
@@ -63,6 +64,7 @@ __all__ = [
     "plan_page",
     "plan_report",
     "print_report",
+    "profile_progress",
     "progress_on_stderr",
     "require_pages",
     "run_report",
@@ -97,6 +99,7 @@ _MODULES: Final = {
     "plan_page": "html",
     "print_report": "terminal",
     "require_pages": "html",
+    "profile_progress": "terminal",
     "progress_on_stderr": "terminal",
     "run_report": "run",
     "schedule_answer": "schedule",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.nn import functional
 
-from executor.models.context import attend
+from executor.models.context import attend, forget_masks
 from executor.models.experts import NativeExpertFeedForward
 from executor.models.feedforward import STD, NativeFeedForward
 from executor.models.parameters import SplitModule, Traits
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Attention, Block
 
-__all__ = ["NativeBlock", "NativeNorm"]
+__all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
@@ -100,7 +100,8 @@ class NativeAttention(SplitModule):
         q, k, v = (self._heads(name, x) for name in ("q", "k", "v"))
         if self.spec.rope:
             q, k = _rotated(q, self.context), _rotated(k, self.context)
-        return q, k, v
+        # attention answers in the layout of the queries: so its context is whole without a copy
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         weight = self.own(f"{name}_proj")
@@ -111,7 +112,7 @@ class NativeAttention(SplitModule):
         heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
         if name in self.norms and self.spec.qk_norm is QKNorm.PER_HEAD:
             heads = self.norms[name](heads)
-        return heads.transpose(1, 2)
+        return heads
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, *, again: bool) -> Tensor:
         """Scores to context: (batch, sequence, own heads x head_dim). ``again``: all of it is
@@ -130,7 +131,8 @@ class NativeAttention(SplitModule):
         """Own queries to the keys and values of whole sequences."""
         pieces = zip(q.chunk(len(self.context.pieces), 2), self.context.pieces, strict=True)
         parts = [attend(self.spec, own, k, v, number * own.shape[2]) for own, number in pieces]
-        return torch.cat(parts, 2).transpose(1, 2).flatten(2)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return whole.transpose(1, 2).flatten(2)
 
     def output(self, context: Tensor) -> Tensor:
         """Context -> residual stream."""
@@ -262,9 +264,18 @@ def _rotary(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def forget_tables() -> None:
+    """Forget tables that blocks share: they are real or fake as whoever made them was."""
+    _rotary.cache_clear()
+    forget_masks()
+
+
 def _rotated(x: Tensor, context: ContextGroup) -> Tensor:
-    """Rotary position embedding, halves rotated against one another (Su et al. 2021)."""
-    tables = _rotary(x.shape[2] * context.size, x.shape[3], x.dtype, x.device)
-    cos, sin = (context.own(table, 0) for table in tables)
+    """Rotary position embedding, halves rotated against one another (Su et al. 2021).
+
+    ``x``: (batch, sequence, heads, head_dim).
+    """
+    tables = _rotary(x.shape[1] * context.size, x.shape[3], x.dtype, x.device)
+    cos, sin = (context.own(table, 0)[:, None] for table in tables)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

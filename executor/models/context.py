@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from profiles.layers import Attention
 
-__all__ = ["WHOLE", "ContextGroup", "attend"]
+__all__ = ["WHOLE", "ContextGroup", "attend", "forget_masks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +128,9 @@ def _window_mask(
     distance = torch.arange(*queries, device=device)[:, None] - torch.arange(*keys, device=device)
     near = distance.abs() < window
     return near & (distance >= 0) if causal else near
+
+
+def forget_masks() -> None:
+    """Forget masks that blocks share: they are real or fake as whoever made them was."""
+    _last_queries.cache_clear()
+    _window_mask.cache_clear()

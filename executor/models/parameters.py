@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
     from executor.models.exchange import ExpertGroup
     from executor.models.tensorgroup import TensorGroup
 
-__all__ = ["SplitModule", "counted_words", "initialise", "split_parameters"]
+__all__ = ["SplitModule", "counted_words", "initialise", "local_part", "split_parameters"]
 
 ROWS_AT_ONCE: Final = 1 << 20  # elements whose random words live at a time
 
@@ -68,6 +74,14 @@ class SplitModule(nn.Module):
         return local
 
 
+def local_part(
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the part of this rank, and where it begins; numbers also where tensors are fake."""
+    with unset_fake_temporarily():
+        return compute_local_shape_and_global_offset(shape, mesh, placements)
+
+
 def split_parameters(module: nn.Module) -> None:
     """Replace the parameters of every split module by DTensors over its group."""
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied matrix stays one
@@ -84,7 +98,7 @@ def split_parameters(module: nn.Module) -> None:
 def _split(whole: Tensor, traits: Traits, ranks: TensorGroup | ExpertGroup) -> DTensor:
     placements = ranks.placements(traits.split)
     assert ranks.mesh is not None
-    shape, _ = compute_local_shape_and_global_offset(whole.shape, ranks.mesh, placements)
+    shape, _ = local_part(whole.shape, ranks.mesh, placements)
     local = torch.empty(shape, device="meta", dtype=whole.dtype)
     found: DTensor = DTensor.from_local(
         local, ranks.mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
@@ -103,9 +117,7 @@ def initialise(module: nn.Module, seed: int) -> None:
             local, offset = parameter, (0,) * parameter.dim()
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
-                _, offset = compute_local_shape_and_global_offset(
-                    parameter.shape, parameter.device_mesh, parameter.placements
-                )
+                _, offset = local_part(parameter.shape, parameter.device_mesh, parameter.placements)
             if not local.numel():
                 continue
             if traits.std:

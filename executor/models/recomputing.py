@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class _Kept:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
-        self.address, self.offset = middle.untyped_storage().data_ptr(), middle.storage_offset()
+        self.memory, self.offset = _memory(middle), middle.storage_offset()
         self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
-        if saved.untyped_storage().data_ptr() != self.address:
+        if _memory(saved) != self.memory:
             return saved
         self.packed += 1
         return saved.shape, saved.stride(), saved.storage_offset() - self.offset
@@ -66,3 +67,8 @@ class _Kept:
         if not self.asked:
             self.again = None
         return found
+
+
+def _memory(tensor: Tensor) -> int:
+    """What tells the memory of a living tensor from all other, also where it is only pretended."""
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
