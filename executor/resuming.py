@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from profiles.fingerprint import fingerprint
 from profiles.errors import InputError, Problem
+from profiles.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path
