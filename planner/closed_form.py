@@ -87,15 +87,13 @@ class CountingStages:
         self._levels: dict[tuple[int, tuple[int, ...]], Level] = {}
         self._fronts: dict[tuple[int, int, tuple[int, ...]], Front] = {}
 
-    def time_ns(self, stage: int, first: int, stop: int, below: float = INFINITE) -> int | None:
-        """Least time of layers ``first`` .. ``stop - 1`` on ``stage``, if it is ``below``."""
-        key, own = self._key(stage, first, stop), self.problem.stage_ns[stage]
+    def time_ns(self, stage: int, first: int, stop: int) -> int | None:
+        """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
+        key = self._key(stage, first, stop)
         if key not in self._answers:
-            if self._least(key) + own >= below:
-                return None
             self._answers[key] = self._solve(*key)
         answer = self._answers[key]
-        return None if answer is None or answer.time + own >= below else answer.time + own
+        return None if answer is None else answer.time + self.problem.stage_ns[stage]
 
     def least_ns(self, stage: int, first: int, stop: int) -> float:
         """What that time cannot be below: the relaxation beside the least working memory."""

@@ -24,8 +24,8 @@ INFINITE = 1 << 62
 class StageSolver(Protocol):
     """Solves one stage: the least time of layers first..stop-1 on it, and their strategies."""
 
-    def time_ns(self, stage: int, first: int, stop: int, below: float = INFINITE) -> int | None:
-        """Least time that keeps the stage's limit, None if none is ``below``."""
+    def time_ns(self, stage: int, first: int, stop: int) -> int | None:
+        """Least time that keeps the stage's limit, None if nothing does."""
         ...
 
     def least_ns(self, stage: int, first: int, stop: int) -> float:
@@ -64,8 +64,10 @@ def best_cuts(
                 continue
             for stop in range(max(first + problem.least_layers, earliest[stage + 1]), most + 1):
                 rest = least[layers] - least[stop]
-                time = solver.time_ns(stage, first, stop, greatest_limit_ns)
-                if time is None:
+                if solver.least_ns(stage, first, stop) >= greatest_limit_ns:
+                    break
+                time = solver.time_ns(stage, first, stop)
+                if time is None or time >= greatest_limit_ns:
                     break
                 room = sum_limit_ns - rest - time
                 slower = max(time, handover)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.cuts import INFINITE, best_cuts
+from planner.cuts import best_cuts
 
 if TYPE_CHECKING:
     from planner.problem import SearchProblem, Solution
@@ -36,17 +36,14 @@ class LayerwiseStages:
         self._sweeps: dict[tuple[int, int, int], list[Fronts]] = {}
         self._best: dict[tuple[int, int, int], Point | None] = {}
 
-    def time_ns(self, stage: int, first: int, stop: int, below: float = INFINITE) -> int | None:
-        """Least time of layers ``first`` .. ``stop - 1`` on ``stage``, if it is ``below``."""
+    def time_ns(self, stage: int, first: int, stop: int) -> int | None:
+        """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
         best = self._solved(stage, first, stop)
-        if best is None or best[0] + self.problem.stage_ns[stage] >= below:
-            return None
-        return best[0] + self.problem.stage_ns[stage]
+        return None if best is None else best[0] + self.problem.stage_ns[stage]
 
     def least_ns(self, stage: int, first: int, stop: int) -> float:
-        """What that time cannot be below: each layer's fastest."""
-        least = self.problem.least_time_ns
-        return least[stop] - least[first] + self.problem.stage_ns[stage]
+        """What that time cannot be below."""
+        return self.problem.least_stage_ns(stage, first, stop)
 
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
         """Strategies of that time, one per layer."""
