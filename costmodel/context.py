@@ -24,7 +24,7 @@ from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
-    from costmodel.layers import LayerCost, TimedLayer
+    from costmodel.layers import LayerCost, TimedLayer, TimedOperator
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
@@ -101,6 +101,7 @@ class CostContext:
         device = cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self._timed = {} if memo is None else memo.of(device, training)
+        self._parts: dict[object, list[TimedOperator]] = {}
         self._steps: dict[object, LayerStep] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
@@ -245,6 +246,7 @@ class CostContext:
                 device=self.device,
                 links=links,
                 shares_embedding=shares_embedding,
+                known=self._parts,
             )
         return self._timed[key].cost(strategy.recompute)
 

@@ -3,7 +3,8 @@ position, the undominated pairs (sum of stage times, greatest stage time).
 
 Both terms of the objective grow with both numbers, so the front of the last position holds the
 optimum. A state is dropped when even the fastest layers for the rest cannot keep its sum or its
-greatest time below the limits that the caller derives from the best layout it already has, or when the stages left cannot hold so many layers.
+greatest time below the limits that the caller derives from the best layout it already has, or when
+the stages left cannot hold so many layers.
 """
 
 from __future__ import annotations
