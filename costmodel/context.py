@@ -103,6 +103,7 @@ class CostContext:
         self._timed = {} if memo is None else memo.of(device, training)
         self._parts: dict[object, list[TimedOperator]] = {}
         self._steps: dict[object, LayerStep] = {}
+        self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
     @property
@@ -294,6 +295,12 @@ class CostContext:
         Without sequence parallelism all tp ranks hold the same tensor: each sends its part and
         the receivers gather it, where that is faster than sending it whole.
         """
+        key = (mesh, strategy.tp, strategy.cp, strategy.sequence_parallel, micro_batch)
+        if key not in self._hops:
+            self._hops[key] = self._p2p_s(mesh, strategy, micro_batch)
+        return self._hops[key]
+
+    def _p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
         if mesh.pp == 1:
             return (0.0,)
         size = max(
