@@ -9,7 +9,7 @@ between queries and context, ``mlp`` the inner activations, ``moe_act`` the expe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
@@ -17,10 +17,12 @@ from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from costmodel.operators import TensorParallelWork
     from profiles.layers import Attention, Block, CrossAttention, FeedForward, LatentAttention
 
-__all__ = ["block_operators"]
+__all__ = ["Part", "block_operators", "block_parts"]
 
 # What PyTorch's own operators make of one fused kernel, in passes of 16-bit elements through
 # memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
@@ -33,14 +35,47 @@ ROUTING_KERNELS = (
 )
 
 
+class Part(NamedTuple):
+    """Operators of a block that many strategies share: those of equal ``key`` in one training are
+    equal. ``groups`` are the ones in which they communicate.
+    """
+
+    key: Hashable
+    groups: tuple[Group, ...]
+    build: Callable[[], list[Operator]]
+
+
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
     """Operators of a block in forward order.
 
     A parallel block enters and leaves its tensor-parallel region once: the feed-forward reads
     what attention gathered, and both results are reduced together.
     """
-    hidden = block.hidden
-    leave = NO_WORK if block.parallel else shard.leave_tp(hidden)
+    return tuple(operator for part in block_parts(block, shard) for operator in part.build())
+
+
+def block_parts(block: Block, shard: Shard) -> list[Part]:
+    """The operators of a block in forward order: what comes before the feed-forward, the routed
+    experts, and all behind them. Only the second depends on how experts are divided, and on nothing
+    but the tokens besides.
+    """
+    layer, strategy = block.feed_forward, replace(shard.strategy, ep=1, expert_tp=1)
+    plain = (block, strategy, shard.micro_batch)
+    before = Part(("before", *plain), (Group.TP, Group.CP), lambda: _before(block, shard))
+    behind = Part(("behind", *plain), (Group.TP,), lambda: _behind(block, shard))
+    if not isinstance(layer, ExpertFeedForward):
+        return [before, behind]
+    ways = (shard.strategy.ep, shard.strategy.expert_tp)
+    routed = Part(
+        (layer, block.hidden, shard.sp_tokens, shard.kept_tokens, *ways),
+        (Group.EP, Group.EXPERT_TP),
+        lambda: _experts(layer, block.hidden, shard),
+    )
+    return [before, routed, behind]
+
+
+def _before(block: Block, shard: Shard) -> list[Operator]:
+    leave = NO_WORK if block.parallel else shard.leave_tp(block.hidden)
     operators = [*_norm("attention", block, shard), *_attention(block, shard, leave)]
     if not block.parallel:
         operators.append(_residual("attention", block, shard))
@@ -49,15 +84,21 @@ def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
         operators.append(_residual("cross", block, shard))
     if block.num_norms > 1:
         operators += _norm("feed_forward", block, shard)
-    enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
-    if isinstance(block.feed_forward, ExpertFeedForward):
-        operators += _experts(block.feed_forward, hidden, shard)
-    else:
-        operators += _feed_forward("mlp", block.feed_forward, hidden, shard, enter)
+    return operators
+
+
+def _behind(block: Block, shard: Shard) -> list[Operator]:
+    hidden, layer = block.hidden, block.feed_forward
+    operators = []
+    if not isinstance(layer, ExpertFeedForward):
+        enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
+        operators += _feed_forward("mlp", layer, hidden, shard, enter)
+    elif layer.shared is not None:
+        operators += _feed_forward("shared", layer.shared, hidden, shard, shard.enter_tp(hidden))
     operators.append(_residual("feed_forward", block, shard))
     if block.num_norms > 2:  # noqa: PLR2004 - norms after both sublayers as well
         operators += [*_norm("after_attention", block, shard), *_norm("after_mlp", block, shard)]
-    return tuple(operators)
+    return operators
 
 
 def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
@@ -352,7 +393,7 @@ def _feed_forward(
 
 
 def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
-    """Router, dispatch, experts, combine, shared experts.
+    """Router, dispatch, experts, combine.
 
     A rank sends top_k copies of its tokens and, on average, receives as many; with expert tensor
     parallelism the group gathers them. Routing weights are applied before the second GEMM.
@@ -366,7 +407,7 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
     up = inner * (2 if layer.gated else 1)
     to_experts, from_experts = _exchange(routed * hidden * element, layer.top_k, shard)
     kept = Saved("experts activation input", received * up * element)
-    operators = [
+    return [
         gemm(
             "router",
             (tokens, layer.num_experts, hidden),
@@ -404,10 +445,6 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
         Operator(name="combine", forward=from_experts, backward_input=to_experts),
         stream_operator("unpermute", routed * hidden, shard),
     ]
-    if layer.shared is not None:
-        enter = shard.enter_tp(hidden)
-        operators += _feed_forward("shared", layer.shared, hidden, shard, enter)
-    return operators
 
 
 def _exchange(

@@ -27,7 +27,7 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.interpolation import Basis
-    from costmodel.layers import LayerCost, TimedLayer
+    from costmodel.layers import LayerCost, TimedLayer, TimedOperator
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
@@ -110,7 +110,9 @@ class CostContext:
         self.profile = profile
         self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
+        self._parts: dict[object, list[TimedOperator]] = {}
         self._steps: dict[object, LayerStep] = {}
+        self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
     @property
@@ -260,6 +262,7 @@ class CostContext:
                 device=self.device,
                 links=links,
                 shares_embedding=shares_embedding,
+                known=self._parts,
             )
             if self._measured is not None:
                 stated = self._stated.get(layer, layer)
@@ -311,6 +314,12 @@ class CostContext:
         Without sequence parallelism all tp ranks hold the same tensor: each sends its part and
         the receivers gather it, where that is faster than sending it whole.
         """
+        key = (mesh, strategy.tp, strategy.cp, strategy.sequence_parallel, micro_batch)
+        if key not in self._hops:
+            self._hops[key] = self._p2p_s(mesh, strategy, micro_batch)
+        return self._hops[key]
+
+    def _p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
         if mesh.pp == 1:
             return (0.0,)
         size = max(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from costmodel.blocks import block_operators
+from costmodel.blocks import block_operators, block_parts
 from costmodel.collectives import collective_seconds
 from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
@@ -197,6 +197,20 @@ class TimedLayer:
         )
 
 
+class TimedOperator(NamedTuple):
+    """An operator with the seconds of its passes, ``beside`` on top of the backward pass, the
+    kernels that it launches forward and backward, and the elements of its results that count.
+    """
+
+    operator: Operator
+    forward: PassCost
+    backward_input: PassCost
+    backward_weight: PassCost
+    beside: PassCost | None
+    kernels: tuple[int, int]
+    outputs: int
+
+
 def timed_layer(
     layer: Layer,
     strategy: Strategy,
@@ -206,31 +220,34 @@ def timed_layer(
     device: DeviceModel,
     links: Mapping[Group, GroupLink],
     shares_embedding: bool = False,
+    known: dict[object, list[TimedOperator]] | None = None,
 ) -> TimedLayer:
-    """Time the operators of one layer under a strategy, whatever its recomputation."""
-    operators = layer_operators(layer, strategy, training, micro_batch)
+    """Time the operators of one layer under a strategy, whatever its recomputation. ``known``:
+    parts of blocks timed before, in the same training on the same device.
+    """
     timer = _Timer(device, links)
+    operators = _timed_operators(
+        layer, strategy, training, micro_batch, timer, {} if known is None else known
+    )
     forward, backward, weight_s = PassCost(), PassCost(), 0.0
     launched = [0, 0]
     by_module: dict[str, PassCost] = {}
     saved: dict[str | None, int] = {}
-    outputs = 0
-    for operator in operators:
-        own = timer.seconds(operator.forward, operator.module)
-        forward = forward + own
-        launched[0] += _kernels(operator.forward)
-        weight = timer.seconds(operator.backward_weight, operator.module)
-        backward = backward + timer.seconds(operator.backward_input, operator.module) + weight
-        weight_s += weight.total_s
-        launched[1] += _kernels(operator.backward_input) + _kernels(operator.backward_weight)
-        if operator.beside:
-            backward = backward + timer.beside(operator.beside, operator.backward_input)
-        by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
-        outputs += sum(_output_elements(work) for work in operator.forward)
-        for tensor in operator.saved:
+    for timed in operators:
+        module = timed.operator.module
+        forward = forward + timed.forward
+        backward = backward + timed.backward_input + timed.backward_weight
+        weight_s += timed.backward_weight.total_s
+        if timed.beside is not None:
+            backward = backward + timed.beside
+        launched[0] += timed.kernels[0]
+        launched[1] += timed.kernels[1]
+        by_module[module] = by_module.get(module, PassCost()) + timed.forward
+        for tensor in timed.operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
     dense, expert = rank_parameters(layer, strategy, shares_embedding=shares_embedding)
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
+    outputs = sum(timed.outputs for timed in operators)
     return TimedLayer(
         forward=timer.launched(forward, launched[0]),
         backward=timer.launched(backward, launched[1]),
@@ -238,12 +255,32 @@ def timed_layer(
         by_module=by_module,
         saved_by_module=saved,
         outputs_bytes=outputs * training.param_bytes + (0 if training.fused_kernels else boundary),
-        transient_bytes=max((operator.transient_bytes for operator in operators), default=0),
+        transient_bytes=max((timed.operator.transient_bytes for timed in operators), default=0),
         boundary_bytes=boundary,
         recomputes=isinstance(layer, Block),
         dense_params=dense,
         expert_params=expert,
     )
+
+
+def _timed_operators(
+    layer: Layer,
+    strategy: Strategy,
+    training: TrainingSpec,
+    micro_batch: int,
+    timer: _Timer,
+    known: dict[object, list[TimedOperator]],
+) -> list[TimedOperator]:
+    if not isinstance(layer, Block):
+        operators = layer_operators(layer, strategy, training, micro_batch)
+        return [timer.operator(each) for each in operators]
+    found = []
+    for part in block_parts(layer, _shard(layer, strategy, training, micro_batch)):
+        key = (part.key, *(timer.links[group] for group in part.groups))
+        if key not in known:
+            known[key] = [timer.operator(each) for each in part.build()]
+        found += known[key]
+    return found
 
 
 def _as_recompute(cost: PassCost) -> PassCost:
@@ -270,6 +307,20 @@ def _kernels(works: tuple[Work, ...]) -> int:
 class _Timer:
     device: DeviceModel
     links: Mapping[Group, GroupLink]
+
+    def operator(self, operator: Operator) -> TimedOperator:
+        """The times of an operator."""
+        backward = _kernels(operator.backward_input) + _kernels(operator.backward_weight)
+        beside = operator.beside and self.beside(operator.beside, operator.backward_input)
+        return TimedOperator(
+            operator=operator,
+            forward=self.seconds(operator.forward, operator.module),
+            backward_input=self.seconds(operator.backward_input, operator.module),
+            backward_weight=self.seconds(operator.backward_weight, operator.module),
+            beside=beside or None,
+            kernels=(_kernels(operator.forward), backward),
+            outputs=sum(_output_elements(work) for work in operator.forward),
+        )
 
     def launched(self, cost: PassCost, kernels: int) -> PassCost:
         """A layer's pass with what the device waits for the host.
