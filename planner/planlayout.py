@@ -97,8 +97,11 @@ class _Reader:
                     expected = f"{wanted}, as strategy {leader} has it"
                     self.tell((*place, degree), f"{degree} is {got}", expected)
             micro_batch = file.training.micro_batch
+            ranks = self.mesh.tp * self.mesh.dp
             for problem in mixing_problems(_strategy(strategy), self.mesh, micro_batch, others):
-                self.tell((*place, "tp"), problem)
+                product = f"tp x dp = {ranks}, as strategy {leader} has it"
+                expected = product if strategy.tp * strategy.dp != ranks else ""
+                self.tell((*place, "tp"), problem, expected)
             if name not in used:
                 self.tell(place, f"no layer has the strategy {name}", "a strategy in use")
             if strategy.recompute.kind != "none" and self.splits:
