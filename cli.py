@@ -723,7 +723,7 @@ def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
 @click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
 @click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
 @_launched
-@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1])
+@_with(*(flag for flag in INPUT_FLAGS if flag.name not in ("model", "profile")), *SEARCH_FLAGS[:1])
 @click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_job(source: str, name: str, **flags: Any) -> None:
