@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Scale", "known_stack", "of_known_stack", "of_unseen_source"]
 
 USUAL_BETWEEN: Final = 0.22  # standard deviation of what a source differs in from its device's
-USUAL_WITHIN: Final = 0.08  # of what a model differs in under a stack that is known
+USUAL_WITHIN: Final = 0.05  # of what a model differs in under a stack that is known
 GROUPS_BETWEEN: Final = 3  # that the usual scales stand for
-GROUPS_WITHIN: Final = 2
+GROUPS_WITHIN: Final = 3
 NORMAL_95: Final = 1.645
 ENDS: Final = (0.05, 0.95)
 
