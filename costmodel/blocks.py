@@ -29,10 +29,11 @@ __all__ = ["block_operators"]
 EAGER_RMS_PASSES = 10
 EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
 EAGER_ROPE_PASSES = 5
-EAGER_SOFTMAX_PASSES = 7
-# Of sequences times heads of a rank: Megatron's fused softmax takes no others (``attn_batches % 4``
-# in its fused_softmax.py), PyTorch's operators do.
+EAGER_SOFTMAX_PASSES = 4
+# Sequences times heads of a rank must be a multiple of 4 for Megatron's fused softmax; others take
+# its operators one by one: to fp32, scale, a new mask (3), softmax, back (its fused_softmax.py).
 FUSED_SOFTMAX_MULTIPLE = 4
+UNFUSED_SOFTMAX_PASSES = 7
 ROUTING_KERNELS = (
     12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
 )
@@ -300,9 +301,11 @@ def _softmax(
     scores: int, element: int, block: Block, shard: Shard
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Scale, mask and softmax (one kernel or several), and dropout."""
-    fused = shard.training.attention is not AttentionKernel.EAGER
-    fused &= scores // (shard.seq * shard.seq_len) % FUSED_SOFTMAX_MULTIPLE == 0
-    passes = 1 if fused else EAGER_SOFTMAX_PASSES
+    passes = 1
+    if shard.training.attention is AttentionKernel.EAGER:
+        passes = EAGER_SOFTMAX_PASSES
+    elif scores // (shard.seq * shard.seq_len) % FUSED_SOFTMAX_MULTIPLE:
+        passes = UNFUSED_SOFTMAX_PASSES
     softmax = Stream(2 * scores * element * passes, passes)
     backward = Stream(3 * scores * element * passes, passes)
     if not block.dropout:

@@ -122,6 +122,7 @@ class Library:
             leaf = leaf_of(each)
             for place in (leaf, *parents(leaf)):
                 groups[place].append(each)
+        self._sizes = {place: len(own) for place, own in groups.items()}
         for place in sorted(groups, key=lambda place: (_depth(place), place)):
             if len(groups[place]) >= LEAST_RUNS and not self._same_as_parent(place, groups):
                 if on_progress is not None:
@@ -150,8 +151,14 @@ class Library:
         return bool(children) and any(len(groups[c]) == len(groups[place]) for c in children)
 
     def above(self, place: Leaf) -> Leaf | None:
-        """The nearest parent that was fitted."""
-        return next((parent for parent in parents(place) if parent in self.nodes), None)
+        """The nearest parent that was fitted; a family only where other stacks than this one have
+        at least half of its runs, else what it says was learnt from this one.
+        """
+        for parent in parents(place):
+            others = self._sizes.get(parent, 0) - self._sizes[place]
+            if parent in self.nodes and (parent.stack == ANY or others >= self._sizes[place]):
+                return parent
+        return None
 
     def _prior(self, place: Leaf, part: Part | None = None) -> Calibration:
         above = self.above(place)
