@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["Part", "block_operators", "block_parts"]
 
 # What PyTorch's own operators make of one fused kernel, in passes of 16-bit elements through
-# memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
-# rotated half, their sum). LayerNorm and GELU are one kernel there too.
-EAGER_RMS_PASSES = 8
+# memory: RMSNorm (to fp32, square, mean, scale, back, weight: 36 bytes an element forward and 68
+# backward, where one kernel would move 4 and 6), rotary embedding (two products, the rotated half,
+# their sum). LayerNorm and GELU are one kernel there too.
+EAGER_RMS_PASSES = 10
 EAGER_RMS_BYTES = 4  # of a 16-bit element: its copy in fp32
 EAGER_ROPE_PASSES = 5
+EAGER_SOFTMAX_PASSES = 4
+# Sequences times heads of a rank must be a multiple of 4 for Megatron's fused softmax; others take
+# its operators one by one: to fp32, scale, a new mask (3), softmax, back (its fused_softmax.py).
+FUSED_SOFTMAX_MULTIPLE = 4
+UNFUSED_SOFTMAX_PASSES = 7
 ROUTING_KERNELS = (
     12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
 )
@@ -336,8 +342,12 @@ def _scores(scores: int, element: int, *, dropout: bool) -> list[Saved]:
 def _softmax(
     scores: int, element: int, block: Block, shard: Shard
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    """Scale, mask and softmax (one kernel or four), and dropout."""
-    passes = 4 if shard.training.attention is AttentionKernel.EAGER else 1
+    """Scale, mask and softmax (one kernel or several), and dropout."""
+    passes = 1
+    if shard.training.attention is AttentionKernel.EAGER:
+        passes = EAGER_SOFTMAX_PASSES
+    elif scores // (shard.seq * shard.seq_len) % FUSED_SOFTMAX_MULTIPLE:
+        passes = UNFUSED_SOFTMAX_PASSES
     softmax = Stream(2 * scores * element * passes, passes)
     backward = Stream(3 * scores * element * passes, passes)
     if not block.dropout:
