@@ -29,10 +29,12 @@ def measure_layers(
     should_stop: Callable[[], bool],
 ) -> tuple[str, list[str]]:
     """The profile of a model's layers, and notes on what is not in it. Raises ``InputError``."""
+    from executor.profiler.device import open_device  # noqa: PLC0415
     from executor.profiler.points import Request  # noqa: PLC0415
     from executor.profiler.session import Session, SessionPlan  # noqa: PLC0415 - torch
 
     kind = _kind(flags["device"])
+    open_device(kind)  # before it is asked for its name
     precision = flags["precision"] or ("fp32" if kind == "cpu" else None)
     training = load_training(
         None,

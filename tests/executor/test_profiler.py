@@ -18,7 +18,7 @@ from executor.profiler import session as sessions
 from executor.profiler.held import Held
 from executor.profiler.journal import NO_ROOM
 from executor.profiler.layertimes import BACKWARD, FORWARD, STEP
-from executor.profiler.measuring import catalogue_name
+from executor.profiler.measuring import catalogue_name, measure_layers
 from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import operator_points
 from executor.profiler.points import Point, Request, layer_labels, layer_points, model_facts
@@ -160,6 +160,17 @@ def test_no_device_is_told():
     plan = SessionPlan(request=request(), device="cuda", device_name="h100-80g")
     with pytest.raises(InputError, match="finds no CUDA device here"):
         Session(plan)
+
+
+def test_no_device_is_told_by_the_command(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    flags = {"device": "cuda"}
+    with pytest.raises(InputError, match="finds no CUDA device here"):
+        measure_layers(
+            "gpt2", str(tmp_path / "p.yaml"), flags,
+            tell=lambda *_: None, should_stop=lambda: False,
+        )  # fmt: skip
 
 
 @pytest.mark.usefixtures("instant")
