@@ -14,7 +14,7 @@ from profiles.measuredfile import profile_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["catalogue_name", "measure_layers"]
+__all__ = ["catalogue_name", "device_kind", "device_name", "measure_layers"]
 
 HEADER: Final = "# Made by parplan profile layers.\n"
 FAR: Final = 0.1  # of memory: another device than the one of that name
@@ -32,7 +32,7 @@ def measure_layers(
     from executor.profiler.points import Request  # noqa: PLC0415
     from executor.profiler.session import Session, SessionPlan  # noqa: PLC0415 - torch
 
-    kind = _kind(flags["device"])
+    kind = device_kind(flags["device"])
     precision = flags["precision"] or ("fp32" if kind == "cpu" else None)
     training = load_training(
         None,
@@ -52,7 +52,7 @@ def measure_layers(
     plan = SessionPlan(
         request=request,
         device=kind,
-        device_name=_device_name(flags["device_name"], kind),
+        device_name=device_name(flags["device_name"], kind),
         budget_s=flags["budget"],
         rounds=flags["rounds"],
         operators=flags["operators"],
@@ -72,7 +72,8 @@ def measure_layers(
     return HEADER + profile_text(profile), notes
 
 
-def _kind(asked: str) -> str:
+def device_kind(asked: str) -> str:
+    """cpu or cuda: what is there, where ``auto`` was asked for."""
     if asked != "auto":
         return asked
     import torch  # noqa: PLC0415 - slowly
@@ -80,7 +81,7 @@ def _kind(asked: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _device_name(asked: str | None, kind: str) -> str:
+def device_name(asked: str | None, kind: str) -> str:
     """What clusters call the device. Raises ``InputError`` where that cannot be told."""
     if asked is not None:
         return shelf.find("devices", asked, where="--as").stem
