@@ -29,6 +29,7 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.layers import LayerCost, TimedLayer
+    from costmodel.measuredlinks import LinkTimes
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from costmodel.interpolation import Basis
@@ -106,9 +107,11 @@ class CostContext:
         self.cluster = cluster if profile is None else as_found(cluster, profile)
         self.training = training
         self.calibration = calibration
-        self.topology = _topology(self.cluster)
+        self.topology: Topology = _topology(self.cluster)
+        self.link_times: LinkTimes | None = None
         if profile is not None and profile.collective_times:
-            self.topology = MeasuredTopology(self.cluster, profile)
+            measured = MeasuredTopology(self.cluster, profile)
+            self.topology, self.link_times = measured, measured.times
         device = self.cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self.profile = profile
@@ -361,8 +364,8 @@ class CostContext:
             return link.levels[-1].latency_s + self.own.hand_over_s + size / rate
 
         pair = pair_link(crossed)
-        if isinstance(self.topology, MeasuredTopology):
-            return self.topology.times.seconds(Operation.P2P, size, pair, formula)
+        if self.link_times is not None:
+            return self.link_times.seconds(Operation.P2P, size, pair, formula)
         return formula(Operation.P2P, size, pair)
 
     def handed_over_s(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from costmodel.interpolation import Basis
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from costmodel.linkcurve import LinkCurve
+    from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
     from profiles.measured import ClusterFacts, CollectiveTime, Profile
     from profiles.topology import Level
@@ -36,7 +38,15 @@ if TYPE_CHECKING:
     Kind = CollectiveKind | Operation
     Formula = Callable[[Kind, float, GroupLink], float]
 
-__all__ = ["LinkTimes", "MeasuredLink", "MeasuredTopology", "link_curves", "pair_link", "tells_of"]
+__all__ = [
+    "LinkTimes",
+    "MeasuredLink",
+    "MeasuredTopology",
+    "link_curves",
+    "pair_link",
+    "tells_of",
+    "with_overlap",
+]
 
 # What an operation that was not measured is predicted from, the nearest first.
 ALIKE: Final = {
@@ -50,6 +60,19 @@ ALIKE: Final = {
 def tells_of(facts: ClusterFacts, cluster: ClusterSpec) -> bool:
     """Whether links of one cluster say anything of another's."""
     return cluster.is_uniform and facts.device == cluster.slowest_device.name
+
+
+def with_overlap(profile: Profile, cluster: ClusterSpec, base: Calibration) -> Calibration:
+    """``base`` with the slow-down of compute and communication beside each other that was measured
+    on such a cluster, the mean of several. Both take c times as long while they overlap: of what
+    hides, c - 1 comes back.
+    """
+    names = {facts.cluster for facts in profile.clusters if tells_of(facts, cluster)}
+    found = [own.slowdown for own in profile.overlaps if own.cluster in names]
+    if not found:
+        return base
+    changed = replace(base.efficiencies, overlap_slowdown=fmean(found) - 1)
+    return replace(base, efficiencies=changed)
 
 
 def pair_link(levels: tuple[Level, ...]) -> GroupLink:
