@@ -228,9 +228,9 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
         overrides={name: flags.get(name) for name in TRAINING},
         stack=flags["stack"],
         calibration=flags["calibration"],
-        profiles=flags["profile"],
         open_ended=flags.get("smallest", False),
     )
+    inputs = planner.with_profiles(inputs, flags["profile"])
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
     return inputs

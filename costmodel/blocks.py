@@ -26,7 +26,7 @@ __all__ = ["block_operators"]
 # memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
 # rotated half, their sum). LayerNorm and GELU are one kernel there too.
 EAGER_RMS_PASSES = 8
-EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
+EAGER_RMS_BYTES = 4  # of a 16-bit element: its copy in fp32
 EAGER_ROPE_PASSES = 5
 ROUTING_KERNELS = (
     12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
@@ -68,7 +68,8 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
     passes = 1
     if block.norm is Norm.RMS and not shard.training.norms_are_fused:
         passes = EAGER_RMS_PASSES
-        kept = elements * (EAGER_RMS_BYTES + shard.element)
+        copy = EAGER_RMS_BYTES if shard.element < EAGER_RMS_BYTES else 0
+        kept = elements * (copy + shard.element)
         saved.append(Saved(f"{place}_norm in fp32 and before its weight", kept, "layernorm"))
     return [
         stream_operator(

@@ -28,11 +28,11 @@ from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
+    from costmodel.interpolation import Basis
     from costmodel.layers import LayerCost, TimedLayer
     from costmodel.measuredlinks import LinkTimes
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
-    from costmodel.interpolation import Basis
     from profiles.layers import Layer
     from profiles.measured import Profile
     from profiles.model import ModelSpec
@@ -100,8 +100,8 @@ class CostContext:
         memo: Memo | None = None,
     ) -> None:
         """Bind the inputs; nothing is computed yet. ``profile``: measured times of layers and
-        rates of devices, used where there are any. ``memo`` shares the times of layers with other contexts of the same
-        calibration and profile.
+        rates of devices, used where there are any. ``memo`` shares the times of layers with other
+        contexts of the same calibration and profile.
         """
         self.model = model
         self.cluster = cluster if profile is None else as_found(cluster, profile)

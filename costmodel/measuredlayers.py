@@ -142,7 +142,7 @@ class MeasuredLayers:
 
 
 def _rows_of(found: list[LayerTime], optimizer: str) -> _Rows:
-    at = {(row.tp, row.seq_len[0], row.batch): row for row in found}
+    at: dict[Place, LayerTime] = {(row.tp, row.seq_len[0], row.batch): row for row in found}
     forward = {place: row.forward_s for place, row in at.items()}
     backward = {place: row.backward_s for place, row in at.items() if row.backward_s is not None}
     update = {

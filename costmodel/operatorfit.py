@@ -114,7 +114,10 @@ def _gemm_fit(
 ) -> tuple[float, float, float]:
     """(median error, ``gemm``, ``gemm_half_k``) for a given half."""
     model = DeviceModel(device, replace(base, gemm=1.0, gemm_half_k=half), precision)
-    ratios = [row.forward_s / model.seconds(Gemm(*row.shape, block=False)) for row in rows]
+    ratios = []
+    for row in rows:
+        m, n, k = row.shape
+        ratios.append(row.forward_s / model.seconds(Gemm(m, n, k, block=False)))
     centre = median(ratios)
     return median(abs(ratio / centre - 1) for ratio in ratios), 1 / centre, half
 

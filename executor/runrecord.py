@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import RecomputeKind
-from profiles.fingerprint import fingerprint
 from planner.measuredrun import RUN_KIND, group_of
+from profiles.fingerprint import fingerprint
 from profiles.layers import Block, Embedding, FeedForward
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from planner.profiled import with_profiles
 from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.errors import InputError, Problem
@@ -14,7 +13,7 @@ from profiles.shorthand import as_many_as_needed
 from profiles.training import DEFAULT_GLOBAL_BATCH, DEFAULT_SEQ_LEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from costmodel.context import CostContext
@@ -71,14 +70,12 @@ def load_inputs(
     overrides: Mapping[str, Any] | None = None,
     stack: str | None = None,
     calibration: str | Path | None = None,
-    profiles: Sequence[str] = (),
     open_ended: bool = False,
 ) -> Inputs:
     """The inputs that references name. Raises ``InputError`` with the problems of all of them.
 
     ``training`` is a file, ``overrides`` win over it; without a file, sizes have defaults. A model
-    that was read already may be given itself, with ``model_ref`` for the plan file. ``profiles``:
-    files of measured layers and links.
+    that was read already may be given itself, with ``model_ref`` for the plan file.
     ``open_ended``: a cluster that is only a device or a node stands for as many as are needed.
     """
     if open_ended:
@@ -118,7 +115,7 @@ def load_inputs(
         notes=() if found[1] is None else (found[1],),
     )
     return checked_inputs(
-        with_profiles(inputs, profiles),
+        inputs,
         precision_at=_place(training, given, "precision"),
         seq_len_at=_place(training, given, "seq_len"),
     )

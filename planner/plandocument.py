@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from costmodel.layout import describe_ranks
-from profiles.fingerprint import fingerprint
 from planner.plan import layer_ranges
+from profiles.fingerprint import fingerprint
 from profiles.outputfile import save_text
 from profiles.reference import kept_ref
 

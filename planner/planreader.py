@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from profiles.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
 from planner.plan import Certificate, SearchFacts, plan_of
@@ -20,6 +19,7 @@ from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model
 from profiles.errors import InputError, Problem
 from profiles.fileschema import problem_at, validate
+from profiles.fingerprint import fingerprint
 from profiles.nearest import nearest
 from profiles.reference import resolved_ref
 from profiles.training import TrainingSpec

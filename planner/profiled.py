@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.inputs import Inputs
-    from profiles.measured import DeviceFacts, Profile
+    from profiles.measured import DeviceFacts, LayerTime, OperatorTime, Profile
 
 __all__ = ["with_profiles"]
 
@@ -101,7 +101,7 @@ def _problem(inputs: Inputs, profile: Profile, facts: DeviceFacts | None) -> Pro
         known = ", ".join(own.device for own in profile.devices) or "no device"
         message = f"measured on {known}; the cluster's slowest device is {device}"
         return Problem(where="", message=message, expected=f"a profile of {device}")
-    rows = [*profile.layer_times, *profile.operator_times]
+    rows: tuple[LayerTime | OperatorTime, ...] = (*profile.layer_times, *profile.operator_times)
     precisions = dict.fromkeys(
         row.precision for row in rows if row.device == device and row.precision
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Attention, Block, FeedForward
 
-__all__ = ["NativeBlock", "NativeNorm"]
+__all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
@@ -95,7 +95,8 @@ class NativeAttention(SplitModule):
         q, k, v = (self._heads(name, x) for name in ("q", "k", "v"))
         if self.spec.rope:
             q, k = _rotated(q), _rotated(k)
-        return q, k, v
+        # attention answers in the layout of the queries: so its context is whole without a copy
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         weight = self.own(f"{name}_proj")
@@ -106,7 +107,7 @@ class NativeAttention(SplitModule):
         heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
         if name in self.norms and self.spec.qk_norm is QKNorm.PER_HEAD:
             heads = self.norms[name](heads)
-        return heads.transpose(1, 2)
+        return heads
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores to context: (batch, sequence, own heads x head_dim)."""
@@ -257,9 +258,19 @@ def _rotary(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def forget_tables() -> None:
+    """Forget tables that blocks share: they belong to the device, real or fake, of who made them."""
+    _rotary.cache_clear()
+    _window_mask.cache_clear()
+
+
 def _rotated(x: Tensor) -> Tensor:
-    """Rotary position embedding, halves rotated against one another (Su et al. 2021)."""
-    cos, sin = _rotary(x.shape[2], x.shape[3], x.dtype, x.device)
+    """Rotary position embedding, halves rotated against one another (Su et al. 2021).
+
+    ``x``: (batch, sequence, heads, head_dim).
+    """
+    tables = _rotary(x.shape[1], x.shape[3], x.dtype, x.device)
+    cos, sin = (table[:, None] for table in tables)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
 from executor.models.block import STD, NativeNorm
-from executor.models.parameters import SplitModule, Traits
+from executor.models.parameters import SplitModule, Traits, local_part
 from executor.models.recomputing import without_output
 from executor.models.tensorgroup import vocabulary_loss
 
@@ -100,5 +99,5 @@ def _first_row(vocab: int, tp: TensorGroup) -> int:
     """The first token whose row this rank holds."""
     if tp.mesh is None:
         return 0
-    _, offset = compute_local_shape_and_global_offset((vocab,), tp.mesh, [Shard(0)])
+    _, offset = local_part((vocab,), tp.mesh, [Shard(0)])
     return offset[0]

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
     from executor.models.tensorgroup import TensorGroup
 
-__all__ = ["SplitModule", "counted_words", "initialise", "split_parameters"]
+__all__ = ["SplitModule", "counted_words", "initialise", "local_part", "split_parameters"]
 
 ROWS_AT_ONCE: Final = 1 << 20  # elements whose random words live at a time
 
@@ -62,6 +68,14 @@ class SplitModule(nn.Module):
         return local
 
 
+def local_part(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the part of this rank, and where it begins; numbers also where tensors are fake."""
+    with unset_fake_temporarily():
+        return compute_local_shape_and_global_offset(shape, mesh, placements)
+
+
 def split_parameters(module: nn.Module) -> None:
     """Replace the parameters of every split module by DTensors over its group."""
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied matrix stays one
@@ -78,7 +92,7 @@ def split_parameters(module: nn.Module) -> None:
 def _split(whole: Tensor, traits: Traits, tp: TensorGroup) -> DTensor:
     placement = Replicate() if traits.split is None else Shard(traits.split)
     assert tp.mesh is not None
-    shape, _ = compute_local_shape_and_global_offset(whole.shape, tp.mesh, [placement])
+    shape, _ = local_part(whole.shape, tp.mesh, [placement])
     local = torch.empty(shape, device="meta", dtype=whole.dtype)
     found: DTensor = DTensor.from_local(
         local, tp.mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
@@ -97,7 +111,7 @@ def initialise(module: nn.Module, seed: int) -> None:
             local, offset = parameter, (0,) * parameter.dim()
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
-                _, offset = compute_local_shape_and_global_offset(
+                _, offset = local_part(
                     parameter.shape, parameter.device_mesh, parameter.placements
                 )
             if not local.numel():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ class _Kept:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
-        self.address, self.count = middle.data_ptr(), middle.numel()
+        self.memory, self.count = _memory(middle), middle.numel()
         self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
-        if saved.data_ptr() != self.address or saved.numel() != self.count:
+        if _memory(saved) != self.memory or saved.numel() != self.count:
             return saved
         self.packed += 1
         return saved.shape, saved.stride()
@@ -63,3 +64,8 @@ class _Kept:
         if not self.asked:
             self.again = None
         return found
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """What tells the memory of a living tensor from all other, also where it is only pretended."""
+    return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()

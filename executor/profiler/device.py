@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -42,13 +42,13 @@ def device_facts(device: torch.device, name: str, *, method: str, date: str | No
         method=method,
         date=date,
         fused_kernels=False,
-        fused_norms=True,
+        fused_norms=device.type == "cuda",  # a CPU has no RMSNorm in one kernel
         loss=LossKernel.SHARDED.value,
         **own,
     )
 
 
-def _cpu_facts() -> dict[str, object]:
+def _cpu_facts() -> dict[str, Any]:
     factor = 1 if sys.platform == "darwin" else KIB
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -84,7 +84,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _cuda_facts() -> dict[str, object]:
+def _cuda_facts() -> dict[str, Any]:
     own = torch.cuda.get_device_properties(0)
     torch.zeros(1, device="cuda")  # makes the context
     free, total = torch.cuda.mem_get_info()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from executor.gradients import scale_gradients, squared_norm, sum_partial
 from executor.profiler.probe import Probe
 from executor.profiler.timing import Sample, sampled
 
 if TYPE_CHECKING:
+    import torch
+
     from executor.clock import Clock
     from executor.profiler.points import Point
     from profiles.model import ModelSpec

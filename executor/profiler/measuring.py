@@ -39,7 +39,8 @@ def measure_layers(
         {
             "global_batch": max(flags["micro_batch"]),
             "seq_len": max(flags["seq_len"]),
-            **{"precision": precision, "optimizer": flags["optimizer"]},
+            "precision": precision,
+            "optimizer": flags["optimizer"],
         },
     )
     request = Request(
@@ -61,7 +62,8 @@ def measure_layers(
     session = Session(plan, Path(f"{output}.journal"))
     session.run(tell=tell, should_stop=should_stop)
     profile = session.profile(Path(output).stem)
-    doubtful = sum(own.doubtful for own in (*profile.layer_times, *profile.operator_times))
+    doubtful = sum(own.doubtful for own in profile.layer_times)
+    doubtful += sum(own.doubtful for own in profile.operator_times)
     notes = list(session.notes)
     if doubtful:
         notes.append(f"{doubtful} points are doubtful: is something else running on the device?")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn import functional
@@ -65,10 +65,10 @@ def operator_points(device_type: str) -> list[OperatorPoint]:
 
 def operator_samples(point: OperatorPoint, precision: str, device: torch.device) -> list[Sample]:
     """Samples of an operator, of attention forward and backward."""
-    how = {"dtype": DTYPES[precision], "device": device}
+    how: dict[str, Any] = {"dtype": DTYPES[precision], "device": device}
     if point.operator == "gemm":
-        m, n, k = point.shape
-        x, weight, y = (torch.randn(*own, **how) for own in ((m, k), (n, k), (m, n)))
+        m, n, inner = point.shape
+        x, weight, y = (torch.randn(*own, **how) for own in ((m, inner), (n, inner), (m, n)))
         return _repeated(lambda: torch.matmul(x, weight.t(), out=y), device)
     if point.operator == "stream":
         x, y, out = (torch.randn(point.shape, **how) for _ in range(3))

@@ -8,15 +8,18 @@ is there several times, one after another, so that each finds its weights as col
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
 
 from costmodel.layers import rank_parameters
 from costmodel.layout import Chunk, LayerSpan, Layout, Mesh, Strategy
 from executor.job import Recipe
 from executor.mesh import RankMesh
+from executor.models.block import forget_tables
 from executor.optimizer import make_optimizer
 from executor.parallelize import parallelize
 from executor.precision import numbers_of
@@ -29,10 +32,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from executor.precision import Numbers
     from executor.profiler.points import Point
     from profiles.training import TrainingSpec
 
-__all__ = ["Probe", "pretended_group"]
+__all__ = ["Probe", "pretended_group", "pretended_tensors"]
 
 CACHES: Final = 64 * 2**20  # bytes; what equal layers must exceed together
 MOST_COPIES: Final = 8
@@ -50,6 +54,17 @@ def pretended_group(size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def pretended_tensors() -> Iterator[None]:
+    """Tensors that have sizes but no memory, and operators that take no time."""
+    forget_tables()
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        forget_tables()
+
+
 class Probe:
     """The layers of a point with an optimizer and inputs. Needs a process group of its size."""
 
@@ -62,9 +77,10 @@ class Probe:
         *,
         copies: int | None = None,
         strategy: Strategy | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
         """``copies`` of the layer, as many as exceed the caches if None. ``strategy``: another
-        than the point's plain one.
+        than the point's plain one; ``numbers``: other types than the training run's.
         """
         layer = layer_labels(model)[point.layer]
         strategy = strategy or Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel)
@@ -76,11 +92,15 @@ class Probe:
             mesh=mesh, schedule="1f1b", num_chunks=1,
             micro_batch=point.batch, num_microbatches=1, chunks=(chunk,),
         )  # fmt: skip
-        numbers = numbers_of(training)
-        self.chain, self.data_parallel = parallelize(
-            own, chunk, RankMesh(layout, device.type), numbers,
-            num_tokens=point.batch * point.seq_len, seed=0, device=device,
-        )  # fmt: skip
+        numbers = numbers or numbers_of(training)
+        with unset_fake_temporarily() as fake:
+            self.chain, self.data_parallel = parallelize(
+                own, chunk, RankMesh(layout, device.type), numbers,
+                num_tokens=point.batch * point.seq_len, seed=0,
+                device=torch.device("meta") if fake else device,
+            )  # fmt: skip
+        if fake:
+            _pretend(self.chain, device)
         self.optimizer = make_optimizer(training.optimizer, self.parameters(), Recipe())
         self.num_parameters = rank_parameters(layer, strategy)[0]
         self.targets = self.gradient = None
@@ -91,7 +111,11 @@ class Probe:
         assert width is not None
         shape = (point.batch, length, width)
         generator = torch.Generator(device).manual_seed(0)
-        stream = {"generator": generator, "device": device, "dtype": numbers.activations}
+        stream: dict[str, Any] = {
+            "generator": generator,
+            "device": device,
+            "dtype": numbers.activations,
+        }
         if isinstance(layer, Embedding):
             self.x = tokens % layer.vocab
         else:
@@ -116,6 +140,25 @@ class Probe:
     def backward(self, y: Tensor) -> None:
         """The pass back."""
         y.backward(self.gradient)
+
+
+def _pretend(chain: nn.Module, device: torch.device) -> None:
+    """Give a chain on the meta device fake parameters on ``device``; a tied one stays one. Neither
+    chain nor groups can be built of fake tensors, and parameters cannot be moved to them.
+    """
+    done: dict[nn.Parameter, nn.Parameter] = {}
+    for part in chain.modules():
+        for name, whole in list(part.named_parameters(recurse=False)):
+            if whole not in done:
+                local = getattr(whole, "_local_tensor", whole)
+                fake = torch.empty(local.shape, dtype=local.dtype, device=device)
+                if isinstance(whole, DTensor):
+                    fake = DTensor.from_local(
+                        fake, whole.device_mesh, whole.placements,
+                        run_check=False, shape=whole.shape, stride=whole.stride(),
+                    )  # fmt: skip
+                done[whole] = torch.nn.Parameter(fake)
+            part.register_parameter(name, done[whole])
 
 
 def _copies(model: ModelSpec, layer: object, strategy: Strategy, training: TrainingSpec) -> int:

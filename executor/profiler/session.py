@@ -71,7 +71,7 @@ class Session:
         self.facts = device_facts(self.device, plan.device_name, method=METHOD, date=plan.date)
         operators = operator_points(self.device.type) if plan.operators else []
         rounds = range(plan.rounds)
-        order = [*points, *operators]
+        order: list[Point | OperatorPoint] = [*points, *operators]
         self.tasks = [_Task(point, number) for number in rounds for point in order]
         self.precision = plan.request.training.precision.value
         self.journal = Journal(journal, self._header())

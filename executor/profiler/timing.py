@@ -33,8 +33,8 @@ OFF_CPU: Final = 0.05
 TICK_S: Final = 1e-4  # below it the two clocks say nothing of one another
 WIDE: Final = 0.25
 METHOD: Final = (
-    f"least of {FEWEST} to {MOST} samples after {WARM_UP} for warming up; samples that were off the "
-    f"processor for more than {OFF_CPU:.0%} dropped; doubtful where the median is more than "
+    f"least of {FEWEST} to {MOST} samples after {WARM_UP} for warming up; samples that were off "
+    f"the processor for more than {OFF_CPU:.0%} dropped; doubtful where the median is more than "
     f"{WIDE:.0%} above the least"
 )
 
