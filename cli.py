@@ -568,8 +568,9 @@ def profile() -> None:
 @profile.command("import")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option(
-    "--from", "tool", required=True, type=click.Choice(["galvatron"]),
-    help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder.",
+    "--from", "tool", required=True, type=click.Choice(["galvatron", "nccl-tests"]),
+    help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder. nccl-tests: what "
+    "all_reduce_perf and its like print.",
 )  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")

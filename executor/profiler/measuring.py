@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from profiles import shelf
 from profiles.catalog import load_model, load_training
+from profiles.devicename import catalogue_device
 from profiles.errors import InputError, Problem
 from profiles.measuredfile import profile_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["catalogue_name", "device_kind", "device_name", "measure_layers"]
+__all__ = ["device_kind", "device_name", "measure_layers"]
 
 HEADER: Final = "# Made by parplan profile layers.\n"
-FAR: Final = 0.1  # of memory: another device than the one of that name
 
 
 def measure_layers(
@@ -92,26 +91,9 @@ def device_name(asked: str | None, kind: str) -> str:
     import torch  # noqa: PLC0415 - slowly
 
     own = torch.cuda.get_device_properties(0)
-    found = catalogue_name(own.name, own.total_memory / 2**30)
+    found = catalogue_device(own.name, own.total_memory / 2**30)
     if found is None:
         message = f"the catalogue has no device like {own.name!r}"
         hint = "--as NAME says which it is: parplan catalog devices"
         raise InputError(Problem(where="--device", message=message, hint=hint))
     return found
-
-
-def catalogue_name(hardware: str, memory_gib: float) -> str | None:
-    """The device of the catalogue that calls itself ``hardware``: the chip's name in it, and of
-    several the one nearest in memory; None if there is none within a tenth.
-    """
-    words = set(re.split(r"[^a-z0-9]+", hardware.lower()))
-    pcie = "pcie" in words
-    found = []
-    for name in shelf.names("devices"):
-        chip, *rest = name.split("-")
-        sizes = [part for part in rest if re.fullmatch(r"\d+g", part)]
-        if chip not in words or pcie != ("pcie" in rest) or not sizes:
-            continue
-        found.append((abs(int(sizes[0][:-1]) / memory_gib - 1), name))
-    nearest_one = min(found, default=None)
-    return nearest_one[1] if nearest_one and nearest_one[0] < FAR else None
