@@ -668,6 +668,7 @@ def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
         return
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
+    _print(reports.links_report(found.profile))
     profiles.save_text(found.text, output, force=flags["force"])
     Path(f"{output}.journal").unlink(missing_ok=True)
     click.echo(f"written: {output}", err=True)
