@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, assert_never
 
 from costmodel.measuredlinks import MeasuredLink
 from costmodel.work import CollectiveKind
+from profiles.measured import Operation
 
 if TYPE_CHECKING:
     from profiles.calibration import Efficiencies
-    from profiles.measured import Operation
     from profiles.topology import GroupLink
 
 __all__ = ["DEPTH", "MOST_FILLING", "collective_seconds", "p2p_seconds"]
@@ -44,8 +44,8 @@ def collective_seconds(
         return _formula(kind, size, link, own, copies)
 
     def formula(kind: CollectiveKind | Operation, size: float, link: GroupLink) -> float:
-        if isinstance(kind, CollectiveKind):
-            return _formula(kind, size, link, own)
+        if kind != Operation.P2P:
+            return _formula(CollectiveKind(kind.value), size, link, own)
         rate, latency = _bandwidth(link, own), link.levels[-1].latency_s
         return p2p_seconds(size, bandwidth=rate, latency=latency)
 
