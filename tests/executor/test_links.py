@@ -95,7 +95,7 @@ def test_an_estimate_uses_them(measured):
 
 
 def test_a_session_that_was_stopped_is_taken_up_where_it_ended(tmp_path):
-    again = ("profile", "links", *SMALL, "--budget", "1ms", "-o", "links.yaml")
+    again = ("profile", "links", *SMALL, "--budget", "0.001s", "-o", "links.yaml")
     done = parplan(*again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "points are left out" in done.stderr
