@@ -114,6 +114,21 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class Bytes(click.ParamType[int]):
+    """A size: ``64M``, ``1G``, or bytes."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """In bytes."""
+        if isinstance(value, int):
+            return value
+        form = re.fullmatch(r"([0-9]{1,12})([KMG]?)", str(value).strip().upper())
+        if form is None or not int(form[1]):
+            self.fail(f"{value!r} is no size, as 64M or 1G.", param, ctx)
+        return int(form[1]) * 1024 ** " KMG".index(form[2] or " ")
+
+
 class Parplan(click.Group):
     """The commands, and the one place where errors become exit codes."""
 
@@ -596,6 +611,7 @@ def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: boo
 @click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m.")
 @click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
+@click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
 @click.option("--date", metavar="TEXT", help="To be written into the profile.")
 @click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
@@ -618,21 +634,6 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
     profiles.save_text(text, output, force=flags["force"])
     Path(f"{output}.journal").unlink(missing_ok=True)
     click.echo(f"written: {output}", err=True)
-
-
-class Bytes(click.ParamType[int]):
-    """A size: ``64M``, ``1G``, or bytes."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """In bytes."""
-        if isinstance(value, int):
-            return value
-        form = re.fullmatch(r"([0-9]{1,12})([KMG]?)", str(value).strip().upper())
-        if form is None or not int(form[1]):
-            self.fail(f"{value!r} is no size, as 64M or 1G.", param, ctx)
-        return int(form[1]) * 1024 ** " KMG".index(form[2] or " ")
 
 
 @profile.command("links")
@@ -672,6 +673,15 @@ def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
     profiles.save_text(found.text, output, force=flags["force"])
     Path(f"{output}.journal").unlink(missing_ok=True)
     click.echo(f"written: {output}", err=True)
+
+
+@profile.command("merge")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def merge_profiles(files: tuple[str, ...], output: str, *, force: bool) -> None:
+    """Make one profile YAML of several, as of layers and of links."""
+    _write_imported(output, force=force, read=lambda: (profiles.merged_text(files), ()))
 
 
 @main.command()
@@ -768,7 +778,7 @@ def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
 @click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
 @click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
 @_launched
-@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1])
+@_with(*(flag for flag in INPUT_FLAGS if flag.name not in ("model", "profile")), *SEARCH_FLAGS[:1])
 @click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_job(source: str, name: str, **flags: Any) -> None:

@@ -1,9 +1,10 @@
 """A profile against real steps on this CPU: python -m benchmarks.profiler [--quick]
 
 Small Llamas are profiled, then steps of sizes that were not profiled are predicted and run, one
-process, one thread. Profile and steps are taken in turns, in the same minutes, and of each the least
-counts, so the table compares like with like on a busy machine. Memory is the peak of all tensors
-that are alive in a step, counted by their storages.
+process, one thread. Profile and steps are taken in turns, in the same minutes, and of each the
+least counts, so the table compares like with like on a busy machine. Memory is the peak of all
+tensors that are alive in a step, counted by their storages. Two profiles of the same model, one
+after the other, are compared at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import torch
 from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Strategy
 from costmodel.placing import even_cut, placed_chunks
 from executor.job import Recipe
-from executor.profiler.probe import pretended_group
+from executor.profiler.held import Held
 from executor.profiler.points import Request
+from executor.profiler.probe import pretended_group
 from executor.profiler.session import Session, SessionPlan
 from executor.trainer import Trainer
 from planner.inputs import Inputs
@@ -34,6 +36,7 @@ from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
 from profiles.measuredfile import profile_text
 from profiles.model import LayerRun, ModelSpec
 from profiles.training import Precision, TrainingSpec
+from profiles.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,17 +91,34 @@ class Asked:
 
 
 def steps(model: ModelSpec, asked: Asked) -> Iterator[float]:
-    """Seconds of one step after another."""
+    """Seconds on the processor of one step after another."""
     trainer = Trainer(
         model, asked.layout(model), asked.training, Recipe(),
         device=torch.device("cpu"), num_steps=1000,
     )  # fmt: skip
     tokens = torch.arange(asked.training.tokens).view(-1, asked.seq_len) % VOCAB
     while True:
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         trainer.step(tokens, tokens)
-        yield time.perf_counter() - began_s
+        yield time.process_time() - began_s
         trainer.clock.take()
+
+
+def peak_bytes(model: ModelSpec, asked: Asked) -> int:
+    """The most that tensors take in a step, once the optimizer has its states."""
+    trainer = Trainer(
+        model, asked.layout(model), asked.training, Recipe(),
+        device=torch.device("cpu"), num_steps=10,
+    )  # fmt: skip
+    tokens = torch.arange(asked.training.tokens).view(-1, asked.seq_len) % VOCAB
+    trainer.step(tokens, tokens)
+    held = Held()
+    held.know(trainer.parameters())
+    states = (own for part in trainer.optimizer.state.values() for own in part.values())
+    held.know(states)
+    with held:
+        trainer.step(tokens, tokens)
+    return held.most
 
 
 def predicted(model: ModelSpec, asked: Asked, profile: Path) -> Plan:
@@ -132,7 +152,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     errors = []
     turns = 2 if quick else TURNS
-    print(f"{'model':10} {'step':>14} {'predicted':>10} {'measured':>10} {'error':>7}  in interval")
+    print(
+        f"{'model':10} {'step':>14} {'predicted':>10} {'measured':>10} {'error':>7}  in interval"
+        f" {'MiB':>7} {'measured':>8} {'error':>7}"
+    )
     for hidden in WIDTHS[: 1 if quick else None]:
         model = llama(hidden)
         cases = [Asked(*own) for own in ASKED]
@@ -158,10 +181,14 @@ def main() -> None:
                 error = own.step_s / least[case] - 1
                 errors.append(error)
                 inside = own.interval_s[0] <= least[case] <= own.interval_s[1]
+                with pretended_group(1):
+                    peak = peak_bytes(model, case)
+                beside = own.allocated_bytes / peak - 1
                 step = f"{case.batch} x {case.seq_len} x {case.count}"
                 print(
                     f"{model.name:10} {step:>14} {own.step_s:10.4f} {least[case]:10.4f} "
-                    f"{error:7.1%}  {'yes' if inside else 'no'}",
+                    f"{error:7.1%}  {'yes' if inside else 'no':11}"
+                    f" {own.allocated_bytes / MIB:7.1f} {peak / MIB:8.1f} {beside:7.1%}",
                     flush=True,
                 )
     sizes = sorted(abs(error) for error in errors)

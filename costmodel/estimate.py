@@ -63,9 +63,7 @@ class StepSplit:
     @property
     def traffic_s(self) -> float:
         """Communication that nothing hides."""
-        return (
-            self.tp_s + self.cp_s + self.ep_s + self.zero_s + self.p2p_s + self.gradient_s
-        )
+        return self.tp_s + self.cp_s + self.ep_s + self.zero_s + self.p2p_s + self.gradient_s
 
     @property
     def total_s(self) -> float:

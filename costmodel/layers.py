@@ -5,7 +5,7 @@ This is where operators meet the device and the links. Costs stay split; totals 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -146,7 +146,8 @@ class TimedLayer:
 
     ``by_module``: forward pass of each module that selective recomputation may name;
     ``saved_by_module``: bytes that it would free, under None what nothing but full recomputation
-    frees. ``outputs_bytes``: results of attention and of every second GEMM, and of
+    frees. ``held``: measured bytes, saved and transient, by recomputation.
+    ``outputs_bytes``: results of attention and of every second GEMM, and of
     the residual where kernels are not fused.
     """
 
@@ -163,6 +164,7 @@ class TimedLayer:
     expert_params: int
     update_s: float | None = None
     basis: Basis = Basis.FORMULA
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def cost(self, recompute: Recompute) -> LayerCost:
         """The layer's cost, without what ZeRO adds (see ``costmodel.sharding``). Layers other
@@ -179,12 +181,15 @@ class TimedLayer:
             for module in recompute.modules:
                 again = again + self.by_module.get(module, PassCost())
                 kept -= self.saved_by_module.get(module, 0)
+        saved_bytes, transient_bytes = self.held.get(
+            str(recompute), (kept, saved - kept + self.transient_bytes)
+        )
         return LayerCost(
             forward=self.forward,
             backward=self.backward + _as_recompute(again),
             weight_s=self.weight_s,
-            saved_bytes=kept,
-            transient_bytes=saved - kept + self.transient_bytes,
+            saved_bytes=saved_bytes,
+            transient_bytes=transient_bytes,
             dense_params=self.dense_params,
             expert_params=self.expert_params,
             update_s=self.update_s,

@@ -42,7 +42,7 @@ class LinkCurve:
     doubtful: frozenset[int] = frozenset()
 
     def at(self, size: float) -> tuple[float, Basis]:
-        """Seconds of ``size`` bytes, at least those of the smallest point, and what they rest on."""
+        """Seconds of ``size`` bytes, never less than the smallest point's, and their basis."""
         after = bisect_left(self.sizes, size)
         if after == len(self.sizes):
             return self._beyond(size), Basis.EXTRAPOLATED

@@ -33,15 +33,20 @@ AXES = (-1, 1, 1)  # tp, sequence length, micro-batch: along which work grows
 ALONE = dict.fromkeys((Group.TP, Group.CP, Group.EP, Group.EXPERT_TP), GroupLink(1, ()))
 
 
-def measured_of(profile: Profile, layer: Layer, *, device: str, precision: str) -> list[LayerTime]:
-    """The rows of a profile that tell of a layer on a device."""
+def names_of(profile: Profile, layer: Layer) -> set[tuple[str, str]]:
+    """Model and name under which a profile has a layer."""
     own = fingerprint(layer)
-    names = {
+    return {
         (facts.model, name)
         for facts in profile.models
         for name, known in facts.layers.items()
         if known and own.startswith(known)
     }
+
+
+def measured_of(profile: Profile, layer: Layer, *, device: str, precision: str) -> list[LayerTime]:
+    """The times of a layer on a device that a profile has."""
+    names = names_of(profile, layer)
     return [
         row
         for row in profile.layer_times
@@ -68,6 +73,9 @@ class MeasuredLayers:
         """Nothing is looked up yet."""
         self.profile, self.device, self.training = profile, device, training
         self._rows: dict[tuple[Layer, bool], _Rows] = {}
+        self._bytes: dict[
+            tuple[Layer, bool], dict[str, tuple[dict[Place, float], dict[Place, float]]]
+        ] = {}
         self._references: dict[object, TimedLayer] = {}
 
     def rows(self, layer: Layer, *, sequence_parallel: bool) -> _Rows:
@@ -90,6 +98,7 @@ class MeasuredLayers:
         self, timed: TimedLayer, layer: Layer, strategy: Strategy, micro_batch: int
     ) -> TimedLayer:
         """``timed`` with measured compute, if the layer was measured at all."""
+        timed = self._holding(timed, layer, strategy, micro_batch)
         rows = self.rows(layer, sequence_parallel=strategy.sequence_parallel)
         if not rows.forward and strategy.tp > 1:
             rows = self.rows(layer, sequence_parallel=not strategy.sequence_parallel)
@@ -118,6 +127,44 @@ class MeasuredLayers:
         if rows.update:
             update_s, _ = value_at(rows.update, place, lambda _: 1.0)
         return _with(timed, forward_s, backward_s, update_s, basis)
+
+    def _holding(
+        self, timed: TimedLayer, layer: Layer, strategy: Strategy, micro_batch: int
+    ) -> TimedLayer:
+        """``timed`` with measured bytes, for the recomputations that were measured. They grow with
+        the tokens as what the formula saves does.
+        """
+        if strategy.cp > 1:
+            return timed
+        place = (strategy.tp, self.training.seq_len, micro_batch)
+
+        def reference(there: Place) -> float:
+            return float(sum(self._reference(layer, strategy, there).saved_by_module.values()))
+
+        def at(values: dict[Place, float]) -> int:
+            return round(value_at(values, place, reference)[0])
+
+        rows = self._held(layer, sequence_parallel=strategy.sequence_parallel)
+        held = {name: (at(saved), at(transient)) for name, (saved, transient) in rows.items()}
+        return replace(timed, held=held)
+
+    def _held(
+        self, layer: Layer, *, sequence_parallel: bool
+    ) -> dict[str, tuple[dict[Place, float], dict[Place, float]]]:
+        """Saved and transient bytes by place, for each recomputation."""
+        key = (layer, sequence_parallel)
+        if key not in self._bytes:
+            found: dict[str, tuple[dict[Place, float], dict[Place, float]]] = {}
+            names = names_of(self.profile, layer)
+            own = (self.device.device.name, self.training.precision.value)
+            for row in self.profile.layer_held:
+                fits = row.tp == 1 or row.sequence_parallel == sequence_parallel
+                if fits and (row.model, row.layer) in names and (row.device, row.precision) == own:
+                    saved, transient = found.setdefault(row.recompute, ({}, {}))
+                    saved[row.tp, row.seq_len[0], row.batch] = row.saved_bytes
+                    transient[row.tp, row.seq_len[0], row.batch] = row.transient_bytes
+            self._bytes[key] = found
+        return self._bytes[key]
 
     def _reference(self, layer: Layer, strategy: Strategy, place: Place) -> TimedLayer:
         """The formula's times at a measured place."""

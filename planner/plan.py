@@ -208,6 +208,12 @@ def _decisions(plan: Plan) -> dict[str, object]:
         "cluster": f"{inputs.cluster.name} ({fingerprint(inputs.cluster)[:8]})",
         **training,
         "calibration": f"{inputs.calibration.name} ({fingerprint(inputs.calibration)[:8]})",
+        "profile": _profile_words(inputs),
         "launcher": plan.launcher,
         **layout_choices(inputs.model, plan.layout),
     }
+
+
+def _profile_words(inputs: Inputs) -> str:
+    own = inputs.profile
+    return "none" if own is None else f"{own.name} ({fingerprint(own)[:8]})"

@@ -58,6 +58,7 @@ class Case:
         asked = [
             *(fingerprint(each) for each in (base.model, base.cluster, base.training)),
             fingerprint(base.calibration),
+            *(() if base.profile is None else (fingerprint(base.profile),)),
             _stated(restrictions),
             *asked_for,
             sorted(self.changes.items()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from profiles import yamlfile
 from profiles.errors import InputError, Problem
 from profiles.measured import Profile
-from profiles.measuredfile import SECTIONS, profile_of
+from profiles.measuredfile import SECTIONS, profile_of, profile_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
     from profiles.measured import DeviceFacts, ModelFacts
 
-__all__ = ["load_profiles", "merged_profile"]
+__all__ = ["load_profiles", "merged_profile", "merged_text"]
 
 
 def load_profiles(paths: Sequence[str | Path]) -> Profile:
     """The profile of a file, or of several together. Raises ``InputError``."""
     found = [(str(path), profile_of(yamlfile.read(path))) for path in paths]
     return found[0][1] if len(found) == 1 else merged_profile(found)
+
+
+def merged_text(paths: Sequence[str | Path]) -> str:
+    """The text of the merged profile of files. Raises ``InputError``."""
+    return "# Made by parplan profile merge.\n" + profile_text(load_profiles(paths))
 
 
 def merged_profile(found: Sequence[tuple[str, Profile]]) -> Profile:

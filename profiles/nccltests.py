@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from profiles.devicename import catalogue_device
@@ -187,7 +188,7 @@ class _Reader:
             self._wrong(run.line, message, "as many ranks on each host, of one device")
             return None
         members = [rank.number for rank in ranks if rank.group == ranks[0].group]
-        strides = {after - before for before, after in zip(members, members[1:], strict=False)}
+        strides = {after - before for before, after in pairwise(members)}
         if len(members) < 2 or len(strides) > 1 or len(ranks) % len(members):  # noqa: PLR2004
             self._wrong(run.line, f"groups of ranks {members[:8]}", "equal steps between ranks")
             return None

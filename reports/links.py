@@ -37,7 +37,9 @@ def links_report(profile: Profile) -> list[RenderableType]:
     return parts
 
 
-def _cluster(facts: ClusterFacts, groups: dict[Group, list[CollectiveTime]]) -> list[RenderableType]:
+def _cluster(
+    facts: ClusterFacts, groups: dict[Group, list[CollectiveTime]]
+) -> list[RenderableType]:
     table = plain_table(f"Links of {facts.cluster}, {facts.backend}")
     for name in ("operation", "ranks", "apart", "reach"):
         table.add_column(name)

@@ -259,7 +259,7 @@ def _rotary(
 
 
 def forget_tables() -> None:
-    """Forget tables that blocks share: they belong to the device, real or fake, of who made them."""
+    """Forget tables that blocks share: they are real or fake as whoever made them was."""
     _rotary.cache_clear()
     _window_mask.cache_clear()
 

@@ -69,7 +69,7 @@ class SplitModule(nn.Module):
 
 
 def local_part(
-    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape of the part of this rank, and where it begins; numbers also where tensors are fake."""
     with unset_fake_temporarily():
@@ -111,9 +111,7 @@ def initialise(module: nn.Module, seed: int) -> None:
             local, offset = parameter, (0,) * parameter.dim()
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
-                _, offset = local_part(
-                    parameter.shape, parameter.device_mesh, parameter.placements
-                )
+                _, offset = local_part(parameter.shape, parameter.device_mesh, parameter.placements)
             if not local.numel():
                 continue
             if traits.std:

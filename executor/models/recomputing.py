@@ -68,4 +68,4 @@ class _Kept:
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """What tells the memory of a living tensor from all other, also where it is only pretended."""
-    return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata), int(tensor.storage_offset())

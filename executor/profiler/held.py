@@ -22,7 +22,8 @@ class Held(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        """Nothing is counted yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -64,4 +65,4 @@ class Held(TorchDispatchMode):
 
 def _key(tensor: torch.Tensor) -> int:
     """What tells the storage of a living tensor from all others."""
-    return StorageWeakRef(tensor.untyped_storage()).cdata
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)

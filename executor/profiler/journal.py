@@ -35,13 +35,15 @@ class Journal:
             try:
                 task, found = json.loads(line)
             except ValueError:
-                continue  # the line during which the session was killed
+                break  # the line during which the session was killed
             self.found[task] = found
+        sound = [first, *(json.dumps(entry) for entry in self.found.items())]
+        path.write_text("\n".join(sound) + "\n", encoding="utf-8")
 
     def figure(self, task: str) -> Figure | None:
         """What was measured, None where it was not, or had no room."""
         found = self.found.get(task)
-        return Figure(**found["figure"]) if isinstance(found, dict) else None
+        return Figure(**found["figure"]) if isinstance(found, dict) and "figure" in found else None
 
     def parameters(self, task: str) -> int:
         """Elements of the layer of a task that was measured."""
@@ -50,12 +52,14 @@ class Journal:
     def add(self, task: str, figure: Figure | None, *, parameters: int = 0) -> None:
         """Note a figure, or None for a point without room."""
         own = {"figure": asdict(figure), "parameters": parameters} if figure else NO_ROOM
+        self._write(task, own)
+
+    def _write(self, task: str, own: Any) -> None:
         self.found[task] = own
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([task, own]) + "\n")
 
-    def remove(self) -> None:
-        """The output has everything."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+    def add_bytes(self, task: str, found: dict[str, int]) -> None:
+        """Note what a layer holds."""
+        self._write(task, {"bytes": found})

@@ -48,8 +48,7 @@ def start_of(
     whole = torch.zeros(point.num_bytes // ELEMENT, device=device)
 
     def start() -> dist.Work:
-        work = dist.all_reduce(whole, group=group, async_op=True)
-        assert work is not None
+        work: dist.Work = dist.all_reduce(whole, group=group, async_op=True)
         return work
 
     return start

@@ -48,7 +48,7 @@ KIB: Final = 1024
 
 
 class LinkRank:
-    """This rank of the session."""
+    """One rank of the session."""
 
     def __init__(self, session: LinkSession) -> None:
         """Join the others, and the groups that are measured."""
@@ -68,7 +68,7 @@ class LinkRank:
         }
 
     def _group_of(self, kind: RankGroups) -> tuple[dist.ProcessGroup, list[int]]:
-        """This rank's group; every rank makes all, in the same order."""
+        """The group of this rank; every rank makes all, in the same order."""
         mine: tuple[dist.ProcessGroup, list[int]] | None = None
         for ranks in kind.rows(self.world):
             group = dist.new_group(ranks)
@@ -80,7 +80,7 @@ class LinkRank:
     def run(self) -> None:
         """Every point that rank 0 asks for."""
         journal = self.session.journal() if self.rank == 0 else None
-        wanted = self._wanted(journal) if journal else iter(())
+        wanted = self.wanted(journal) if journal else iter(())
         free = self._least(_free_bytes(self.device))
         while (number := self._agreed(next(wanted, STOP))) != STOP:
             task = self.session.tasks[number]
@@ -91,8 +91,8 @@ class LinkRank:
                 journal.add(task_key(task), self.session.figure(task, samples))
         dist.destroy_process_group()
 
-    def _wanted(self, journal: Journal) -> Iterator[int]:
-        """Numbers of tasks, until time is up: a task that would not end in time is left out."""
+    def wanted(self, journal: Journal) -> Iterator[int]:
+        """Numbers of the session's tasks; those that would not end in time are left out."""
         until_s = time.monotonic() + (self.session.budget_s or float("inf"))
         lasted: dict[object, tuple[int, float]] = {}  # the largest message so far, its seconds
         for number, task in enumerate(self.session.tasks):

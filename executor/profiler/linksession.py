@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from executor.profiler.journal import NO_ROOM, Journal
 from executor.profiler.linkpoints import LinkPoint
@@ -106,8 +106,8 @@ class LinkSession:
             LinkPoint(**{**point, "operation": Operation(point["operation"])})
             for point in own.pop("points")
         )
-        places = {name: Path(own.pop(name)) for name in ("out", "journal_path")}
-        return cls(points=points, **places, **own)
+        out, journal_path = (Path(own.pop(name)) for name in ("out", "journal_path"))
+        return cls(points=points, out=out, journal_path=journal_path, **own)
 
 
 def figures_of(session: LinkSession, journal: Journal) -> dict[LinkPoint, Figure]:
@@ -136,7 +136,7 @@ def measured_links(
     """The entries of a profile."""
     times, overlaps = [], []
     for point, figure in sorted(figures.items(), key=lambda own: _order(own[0])):
-        place = {
+        place: dict[str, Any] = {
             "cluster": cluster,
             "operation": point.operation,
             "group": point.group,

@@ -56,6 +56,7 @@ def measure_layers(
         budget_s=flags["budget"],
         rounds=flags["rounds"],
         operators=flags["operators"],
+        memory=flags["memory"],
         date=flags["date"],
     )
     session = Session(plan, Path(f"{output}.journal"))
@@ -74,7 +75,7 @@ def measure_layers(
 
 
 def device_kind(asked: str) -> str:
-    """cpu or cuda: what is there, where ``auto`` was asked for."""
+    """Cpu or cuda: what is there, where ``auto`` was asked for."""
     if asked != "auto":
         return asked
     import torch  # noqa: PLC0415 - slowly

@@ -16,17 +16,19 @@ import torch
 from executor.profiler.device import device_facts, open_device
 from executor.profiler.journal import NO_ROOM, Journal
 from executor.profiler.layertimes import BACKWARD, FORWARD, STEP, layer_samples
+from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import OperatorPoint, operator_points, operator_samples
 from executor.profiler.points import Point, layer_points, model_facts
 from executor.profiler.probe import pretended_group
 from executor.profiler.timing import METHOD, Figure, figure_of, merged
 from profiles.fingerprint import fingerprint
-from profiles.measured import LayerTime, NoRoom, OperatorTime, Profile
+from profiles.measured import LayerHeld, LayerTime, NoRoom, OperatorTime, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from costmodel.layout import Recompute
     from executor.profiler.points import Request
     from profiles.measured import DeviceFacts
 
@@ -47,12 +49,24 @@ class SessionPlan:
     budget_s: float | None = None
     rounds: int = ROUNDS
     operators: bool = True
+    memory: bool = True
     date: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPoint:
+    """The memory of a layer's point, by what it recomputes."""
+
+    point: Point
+    recompute: Recompute
+
+    def __str__(self) -> str:
+        return f"memory of {self.point}, recompute {self.recompute}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Task:
-    point: Point | OperatorPoint
+    point: Point | OperatorPoint | HeldPoint
     round: int
 
     @property
@@ -73,6 +87,9 @@ class Session:
         rounds = range(plan.rounds)
         order: list[Point | OperatorPoint] = [*points, *operators]
         self.tasks = [_Task(point, number) for number in rounds for point in order]
+        if plan.memory:
+            held = [_Task(each, 0) for each in held_points(points, plan.request)]
+            self.tasks[len(order) : len(order)] = held
         self.precision = plan.request.training.precision.value
         self.journal = Journal(journal, self._header())
 
@@ -113,6 +130,8 @@ class Session:
         try:
             if isinstance(task.point, Point):
                 self._measure_layer(task)
+            elif isinstance(task.point, HeldPoint):
+                self._measure_held(task.key, task.point)
             else:
                 samples = operator_samples(task.point, self.precision, self.device)
                 self.journal.add(task.key, figure_of(samples))
@@ -130,13 +149,24 @@ class Session:
             samples, count = layer_samples(request.model, request.training, point, self.device)
         self.journal.add(task.key, figure_of(samples), parameters=count)
 
+    def _measure_held(self, key: str, own: HeldPoint) -> None:
+        request = self.plan.request
+        with pretended_group(own.point.tp):
+            found = held_bytes(
+                request.model, request.training, own.point, own.recompute, self.device
+            )
+        self.journal.add_bytes(key, asdict(found))
+
     def profile(self, name: str) -> Profile:
         """Everything measured so far."""
-        times, no_room, operators = [], [], []
+        times, no_room, operators, held = [], [], [], []
         for point in dict.fromkeys(task.point for task in self.tasks):
             keys = [_Task(point, number).key for number in range(self.plan.rounds)]
             found = [figure for key in keys if (figure := self.journal.figure(key))]
-            if isinstance(point, OperatorPoint):
+            if isinstance(point, HeldPoint):
+                if (own := self.journal.found.get(keys[0])) and own != NO_ROOM:
+                    held.append(self._layer_held(point, own["bytes"]))
+            elif isinstance(point, OperatorPoint):
                 if found:
                     operators.append(self._operator_time(point, merged(found)))
             elif found:
@@ -151,6 +181,7 @@ class Session:
             devices=(_with_rates(self.facts, operators),),
             models=(model_facts(self.plan.request.model),),
             layer_times=tuple(times),
+            layer_held=tuple(held),
             no_room=tuple(no_room),
             operator_times=tuple(operators),
         )
@@ -173,6 +204,16 @@ class Session:
             doubtful=figure.doubtful,
         )
 
+    def _layer_held(self, own: HeldPoint, found: dict[str, int]) -> LayerHeld:
+        return LayerHeld(
+            **self._place(own.point),
+            device=self.facts.device,
+            recompute=str(own.recompute),
+            saved_bytes=found["saved"],
+            transient_bytes=found["transient"],
+            state_bytes=found["state"],
+        )
+
     def _operator_time(self, point: OperatorPoint, figure: Figure) -> OperatorTime:
         return OperatorTime(
             device=self.facts.device,
@@ -189,6 +230,19 @@ class Session:
 def _told(value: float, digits: int = 5) -> float:
     """With the digits that a measurement has."""
     return float(f"{value:.{digits}g}")
+
+
+def held_points(points: list[Point], request: Request) -> list[HeldPoint]:
+    """Of each layer and shard the least micro-batch, since bytes grow with it in proportion, and
+    what a block may recompute.
+    """
+    least = min(request.batches)
+    return [
+        HeldPoint(point, recompute)
+        for point in points
+        if point.batch == least
+        for recompute in (RECOMPUTES if point.layer.startswith("block") else RECOMPUTES[:1])
+    ]
 
 
 def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFacts:
