@@ -191,7 +191,7 @@ def test_a_file_that_ends_early_gives_what_is_whole(tmp_path):
 def test_a_short_row_in_the_middle_is_an_error_with_its_place(tmp_path):
     first, second, last = ROWS.splitlines()
     short = " ".join(second.split()[:6])
-    text = output("\n".join([first, short, last]) + "\n")
+    text = output(f"{first}\n{short}\n{last}\n")
     line = text.splitlines().index(short) + 1
     (told,) = problems(tmp_path, text)
     assert told == f"all_reduce_perf.txt:{line}:1: 6 columns; expected 13, as in the header"
