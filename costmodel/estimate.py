@@ -238,8 +238,7 @@ def _links_asked(context: CostContext, layout: Layout) -> LinkTimes | None:
     if context.link_times is None:
         return None
     fresh = context.anew()
-    for stage in range(layout.num_stages):
-        _Stage(fresh, layout, stage)
+    _stages(fresh, layout)
     return fresh.link_times
 
 
