@@ -46,7 +46,7 @@ class Efficiencies:
 
     gemm: float
     gemm_half_k: float
-    misaligned: float
+    misaligned: float = 0.6
     quantised: float
     attention: dict[str, KernelEfficiency] = field(hash=False)
     stream: float
