@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,13 +65,15 @@ def measure_links(
     session = _session(own, facts, kind, output, flags)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     session.out.mkdir(parents=True, exist_ok=True)
+    session.writer.unlink(missing_ok=True)
     session.write(session.out / "session.json")
     with _watched(session, tell):
         run_ranks(nodes, ["-m", "executor.profiler.linkworker", str(session.out / "session.json")],
                   session.out)  # fmt: skip
-    shutil.rmtree(session.out)
-    if not session.journal_path.is_file():
+    host = session.writer.read_text(encoding="utf-8") if session.writer.is_file() else ""
+    if host != socket.gethostname():
         return None
+    shutil.rmtree(session.out)
     journal = session.journal()
     figures = figures_of(session, journal)
     times, overlaps = measured_links(own.name, figures)

@@ -7,6 +7,7 @@ and looks at the clock. A sample is the time of the slowest rank, since a step w
 from __future__ import annotations
 
 import os
+import socket
 import time
 from math import ceil
 from pathlib import Path
@@ -80,6 +81,8 @@ class LinkRank:
     def run(self) -> None:
         """Every point that rank 0 asks for."""
         journal = self.session.journal() if self.rank == 0 else None
+        if journal is not None:
+            self.session.writer.write_text(socket.gethostname(), encoding="utf-8")
         wanted = self.wanted(journal) if journal else iter(())
         free = self._least(_free_bytes(self.device))
         while (number := self._agreed(next(wanted, STOP))) != STOP:

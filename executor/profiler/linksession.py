@@ -74,6 +74,13 @@ class LinkSession:
         """Every point of every round."""
         return [LinkTask(point, number) for number in range(self.rounds) for point in self.points]
 
+    @property
+    def writer(self) -> Path:
+        """Where rank 0 leaves the name of its host, which writes the profile; nodes may share
+        their files.
+        """
+        return self.out / "writer"
+
     def journal(self) -> Journal:
         """The journal of the session, with what is in it already."""
         return Journal(self.journal_path, self.header)

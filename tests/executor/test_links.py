@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from executor.profiler.device import processor
 from executor.profiler.linkpoints import LinkPoint, link_points
 from executor.profiler.linkrank import LinkRank
 from executor.profiler.linksession import (
@@ -94,12 +96,25 @@ def test_an_estimate_uses_them(measured):
     assert steps[0] != steps[1]
 
 
-def test_a_session_that_was_stopped_is_taken_up_where_it_ended(tmp_path):
+def test_a_spent_budget_leaves_points_out_and_keeps_those_of_a_stopped_session(tmp_path):
+    figure = {"seconds": {"alone": 0.125}, "spread": 0.0, "doubtful": False}
+    header = {
+        "links": "1x2xcpu",
+        "device": ["cpu", processor(), str(torch.__version__)],
+        "ranks": [1, 2, "gloo"],
+    }
+    lines = [
+        json.dumps({"journal": header}, sort_keys=True),
+        json.dumps(["0: all-reduce, 2 ranks, 4 KiB", {"figure": figure, "parameters": 0}]),
+        '["0: all-reduce, 2 ra',  # the line during which it was killed
+    ]
+    (tmp_path / "links.yaml.journal").write_text("\n".join(lines))
     again = ("profile", "links", *SMALL, "--budget", "0.001s", "-o", "links.yaml")
     done = parplan(*again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "points are left out" in done.stderr
-    assert "collective_times" not in (tmp_path / "links.yaml").read_text()
+    times = profile_of(yamlfile.read(tmp_path / "links.yaml")).collective_times
+    assert {(own.num_bytes, own.seconds) for own in times} == {(4096, 0.125)}
 
 
 PATCH = """
@@ -130,7 +145,7 @@ def test_a_rank_that_fails_ends_it_with_its_own_error(tmp_path):
         (("4xcpu", "--nproc", 3), "1 nodes x 3 ranks are not the 4 devices of 4xcpu"),
         (("2xcpuu",), "did you mean"),
         (("--largest", "1T"), "is no size"),
-        (("--rdzv-endpoint", "localhost:1", "--nproc", 2), "ranks cannot meet at localhost:1"),
+        (("--rdzv-endpoint", "nohost.invalid:1", "--nproc", 2), "ranks cannot meet at nohost"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_anything_starts(tmp_path, arguments, message):
