@@ -107,6 +107,12 @@ class Trainer:
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
         """Run the passes on this replica's sequences; loss and norm, the same on all ranks."""
+        total, square = self.totals(tokens, targets).tolist()
+        return float(total), float(square) ** 0.5
+
+    def totals(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Gradients of a step; its loss and the squared norm over all ranks, still on the device.
+        """
         loss = self.passes.run(tokens, targets)
         own = self.parameters()
         sum_partial(own)
@@ -115,8 +121,7 @@ class Trainer:
         counted = loss if self.mesh.tensor_rank == 0 else torch.zeros_like(loss)
         sums = torch.stack((counted.double(), squares.double()))
         dist.all_reduce(sums)
-        total, square = sums.tolist()
-        return float(total), float(square) ** 0.5
+        return sums
 
     def step(self, tokens: Tensor, targets: Tensor) -> StepResult:
         """One optimizer step on the global batch, of which these are this replica's sequences."""

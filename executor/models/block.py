@@ -95,7 +95,8 @@ class NativeAttention(SplitModule):
         q, k, v = (self._heads(name, x) for name in ("q", "k", "v"))
         if self.spec.rope:
             q, k = _rotated(q), _rotated(k)
-        return q, k, v
+        # Heads stay inside positions in memory, so that the context need not be copied.
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         weight = self.own(f"{name}_proj")
@@ -106,7 +107,7 @@ class NativeAttention(SplitModule):
         heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
         if name in self.norms and self.spec.qk_norm is QKNorm.PER_HEAD:
             heads = self.norms[name](heads)
-        return heads.transpose(1, 2)
+        return heads
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores to context: (batch, sequence, own heads x head_dim)."""
@@ -258,8 +259,10 @@ def _rotary(
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Rotary position embedding, halves rotated against one another (Su et al. 2021)."""
-    cos, sin = _rotary(x.shape[2], x.shape[3], x.dtype, x.device)
+    """Rotary position embedding of (batch, sequence, heads, head_dim), halves rotated against one
+    another (Su et al. 2021).
+    """
+    cos, sin = (each[:, None] for each in _rotary(x.shape[1], x.shape[3], x.dtype, x.device))
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 

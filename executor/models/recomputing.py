@@ -42,12 +42,12 @@ class _Kept:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
-        self.address, self.count = middle.data_ptr(), middle.numel()
+        self.place = _place(middle)
         self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
-        if saved.data_ptr() != self.address or saved.numel() != self.count:
+        if _place(saved) != self.place:
             return saved
         self.packed += 1
         return saved.shape, saved.stride()
@@ -63,3 +63,8 @@ class _Kept:
         if not self.asked:
             self.again = None
         return found
+
+
+def _place(tensor: Tensor) -> tuple[int, int, int]:
+    """The memory that a tensor names, also of one without any (``FakeTensor``)."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
