@@ -339,6 +339,7 @@ def _feed_forward(
             reads=2 if layer.gated else 1,
             saved=tuple(kept),
             passes=2 if layer.gated and not shard.training.fused_kernels else 1,
+            transient_bytes=tokens * up * element if shard.training.fsdp2 else 0,
         ),
         gemm(
             f"{name}_down",

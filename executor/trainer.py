@@ -129,10 +129,14 @@ class Trainer:
         clip = self.recipe.clip
         if clip and norm > clip:
             scale_gradients(self.parameters(), clip / norm)
+        return StepResult(loss, norm, self.update())
+
+    def update(self) -> float:
+        """Change the weights by their gradients, which are then gone; the learning rate."""
         lr = learning_rate(self.recipe, self.done, self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
-        return StepResult(loss, norm, lr)
+        return lr
