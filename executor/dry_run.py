@@ -23,7 +23,7 @@ from executor.planned import planned_traffic
 from executor.shortened import short_jobs, whole
 from executor.traffic import Traffic, TrafficLog
 from executor.trainer import Trainer
-from planner.native import as_executed
+from planner.native import as_executed, without_dropout
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -148,7 +148,11 @@ def _account(plan: Plan, stage: int) -> dict[str, int]:
     """The cost model's."""
     from costmodel.estimate import LayoutCost, held_bytes  # noqa: PLC0415 - imports numpy, slowly
 
-    own = replace(plan.inputs, training=as_executed(plan.inputs.training, plan.layout))
+    own = replace(
+        plan.inputs,
+        model=without_dropout(plan.inputs.model),
+        training=as_executed(plan.inputs.training, plan.layout),
+    )
     cost = LayoutCost(own.context, plan.layout)
     memory = cost.memory[stage]
     held = held_bytes(own.context, plan.layout, cost.stages)[stage]

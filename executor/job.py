@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from planner.native import layout_problems, model_problems, training_problems
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan"]
+__all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan", "check_torch"]
 
 SYNTHETIC: Final = "synthetic"
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -59,6 +60,13 @@ class Job:
             if value != getattr(usual, name):
                 own += ["--" + name.replace("_", "-"), f"{value:g}"]
         return own
+
+
+def check_torch(where: str) -> None:
+    """Raise ``InputError`` where PyTorch is not installed."""
+    if find_spec("torch") is None:
+        hint = "pip install 'parplan[torch]'"
+        raise InputError(Problem(where=where, message="needs PyTorch", hint=hint))
 
 
 def check_plan(plan: Plan, where: str) -> None:

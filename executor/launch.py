@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
-from executor.job import SYNTHETIC, check_plan
+from executor.job import SYNTHETIC, check_plan, check_torch
 from profiles.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
 
     Raises ``InputError`` where it cannot start, ``JobError`` with the cause where it fails.
     """
+    check_torch("parplan launch")
     check_plan(plan, str(job.plan))
     _check_start(plan, job, nodes)
     _check_port(nodes)

@@ -18,13 +18,14 @@ from profiles.model import LayerRun
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from costmodel.layout import Layout
+    from costmodel.layout import Layout, Strategy
+    from profiles.layers import Layer
     from profiles.model import ModelSpec
 
 __all__ = ["Short", "short_jobs", "whole"]
 
 FEW: Final = 2  # layers; one alone is off the line
-Kind = tuple[int, int, int]  # chunk, span, run of equal layers
+Run = tuple[int, int, int]  # chunk, span, run of equal layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,15 @@ def short_jobs(model: ModelSpec, layout: Layout, stage: int) -> list[Short]:
     """
     few, more = _microbatches(layout)
     further = 0 if more == few else (layout.num_microbatches - few) // (more - few)
-    kinds = {k: n - FEW for k, n in _kinds(model, layout, stage).items() if n > FEW}
-    weights: dict[Kind | None, int] = {None: 1 - sum(kinds.values()), **kinds}
+    kinds = _kinds(model, layout, stage)
+    weights = {frozenset[Run](): 1 - sum(kinds.values()), **kinds}
     jobs = []
     for microbatches, share in ((few, 1 - further), (more, further)):
         short = replace(layout, num_microbatches=microbatches)
         if share:
             jobs += [
-                Short(*_with(model, short, stage, kind), weight * share)
-                for kind, weight in weights.items()
+                Short(*_with(model, short, stage, longer), weight * share)
+                for longer, weight in weights.items()
             ]
     return jobs
 
@@ -84,18 +85,24 @@ def _microbatches(layout: Layout) -> tuple[int, int]:
     return own, own
 
 
-def _kinds(model: ModelSpec, layout: Layout, stage: int) -> dict[Kind, int]:
-    return {
-        (number, at, part): run.count
-        for number, chunk in enumerate(layout.chunks)
-        if chunk.stage == stage
-        for at, span in enumerate(chunk.spans)
-        for part, run in enumerate(model.runs_between(span.first, span.stop))
-    }
+def _kinds(model: ModelSpec, layout: Layout, stage: int) -> dict[frozenset[Run], int]:
+    """Runs that grow together, equal layers of all chunks, and by how many layers. One after the
+    other, each would grow in the moment that is worst for it alone.
+    """
+    found: dict[tuple[Layer, Strategy, int], set[Run]] = {}
+    for number, chunk in enumerate(layout.chunks):
+        if chunk.stage != stage:
+            continue
+        for at, span in enumerate(chunk.spans):
+            for part, run in enumerate(model.runs_between(span.first, span.stop)):
+                if run.count > FEW:
+                    kind = (run.layer, span.strategy, run.count - FEW)
+                    found.setdefault(kind, set()).add((number, at, part))
+    return {frozenset(runs): further for (_, _, further), runs in found.items()}
 
 
 def _with(
-    model: ModelSpec, layout: Layout, stage: int, longer: Kind | None
+    model: ModelSpec, layout: Layout, stage: int, longer: frozenset[Run]
 ) -> tuple[ModelSpec, Layout]:
     """Few layers of each kind, one more of ``longer``."""
     runs: list[LayerRun] = []
@@ -106,7 +113,7 @@ def _with(
             first = sum(run.count for run in runs)
             for part, run in enumerate(model.runs_between(span.first, span.stop)):
                 few = min(run.count, FEW if chunk.stage == stage else 1)
-                runs.append(LayerRun(run.layer, few + ((number, at, part) == longer)))
+                runs.append(LayerRun(run.layer, few + ((number, at, part) in longer)))
             spans.append(LayerSpan(first, sum(run.count for run in runs), span.strategy))
         chunks.append(replace(chunk, spans=tuple(spans)))
     return replace(model, runs=tuple(runs)), replace(layout, chunks=tuple(chunks))

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["as_executed", "layout_problems", "model_problems", "training_problems"]
+__all__ = [
+    "as_executed",
+    "layout_problems",
+    "model_problems",
+    "training_problems",
+    "without_dropout",
+]
 
 PRECISIONS: Final = (Precision.BF16, Precision.FP32)
 OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
@@ -77,6 +83,19 @@ def as_executed(training: TrainingSpec, layout: Layout) -> TrainingSpec:
         keeps_gathered=False,
         reduces_in_fp32=False,
         fsdp2=True,
+    )
+
+
+def without_dropout(model: ModelSpec) -> ModelSpec:
+    """The model as native layers are: none of them drops anything."""
+    return replace(
+        model,
+        runs=tuple(
+            replace(run, layer=replace(run.layer, dropout=False))
+            if isinstance(run.layer, Block | Embedding)
+            else run
+            for run in model.runs
+        ),
     )
 
 
