@@ -45,7 +45,7 @@ class DryCase:
     schedule: str = "1f1b"
     chunks: int = 1
     micro_batch: int = 1
-    count: int = 4
+    count: int = 2
     seq_len: int = 4096
     recompute: Recompute = NO_RECOMPUTE
     stage: int = 0
@@ -95,25 +95,23 @@ class DryCase:
 
 
 LLAMA, LARGE, QWEN = "llama3-8b", "llama3-70b", "qwen3-0.6b"
-TRAINING_70B = {
-    "model": LARGE, "tp": 8, "dp": 32, "pp": 4, "zero": 1, "sequence": True, "seq_len": 8192,
-    "count": 32, "recompute": FULL,
-}  # fmt: skip
 DRY_CASES = (
     DryCase(model="gpt2", dp=8, micro_batch=4, seq_len=1024),
     DryCase(model=QWEN, dp=8, zero=1),
     DryCase(model=LLAMA, dp=64, zero=2),
-    DryCase(model=LLAMA, dp=64, zero=3),
+    DryCase(model=LLAMA, dp=64, zero=3, count=8),
     DryCase(model=LLAMA, dp=64, zero=3, micro_batch=4, recompute=FULL),
     DryCase(model=LLAMA, tp=4, dp=16, zero=1),
     DryCase(model=LLAMA, tp=4, dp=16, zero=1, sequence=True, micro_batch=2, recompute=SOME),
-    DryCase(model=LLAMA, tp=2, dp=4, pp=4, zero=1, sequence=True, count=16),
+    DryCase(model=LLAMA, tp=2, dp=8, pp=2, zero=1, sequence=True, count=8),
     DryCase(
-        model=LLAMA, tp=2, dp=8, pp=2, zero=1, sequence=True, count=12, chunks=2,
+        model=LLAMA, tp=2, dp=8, pp=2, zero=1, sequence=True, count=4, chunks=2,
         schedule="interleaved-1f1b", stage=1,
     ),
-    DryCase(**TRAINING_70B),
-    DryCase(**TRAINING_70B, stage=3),
+    DryCase(
+        model=LARGE, tp=8, dp=32, pp=4, zero=1, sequence=True, seq_len=8192, count=32,
+        recompute=FULL, stage=3,
+    ),
 )  # fmt: skip
 
 
