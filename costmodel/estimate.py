@@ -340,9 +340,7 @@ def saved_bytes(stages: Sequence[_Stage]) -> list[list[int]]:
     return [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
 
 
-def held_bytes(
-    context: CostContext, layout: Layout, stages: Sequence[_Stage]
-) -> list[list[int]]:
+def held_bytes(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[list[int]]:
     """The same where PyTorch hands activations on."""
     beside = [held_beside(context, layout, stage.number) for stage in stages]
     return [

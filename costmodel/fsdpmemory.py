@@ -43,8 +43,8 @@ def receive_buffers(context: CostContext, layout: Layout, stage: int) -> int:
 
 
 def held_beside(context: CostContext, layout: Layout, stage: int) -> list[int]:
-    """For each chunk of a stage, bytes of one micro-batch that are held beside what layers keep: its
-    output, less its input, which lies in a buffer of the stage.
+    """For each chunk of a stage, bytes of one micro-batch that are held beside what layers keep:
+    its output, less its input, which lies in a buffer of the stage.
     """
     sizes, found = _crossed(context, layout), []
     for number, chunk in enumerate(layout.chunks):

@@ -191,7 +191,6 @@ def stream_operator(
     writes: int = 1,
     saved: tuple[Saved, ...] = (),
     passes: int = 1,
-    transient_bytes: int = 0,
 ) -> Operator:
     """An element-wise operator on ``elements`` of the activation type.
 
@@ -205,5 +204,4 @@ def stream_operator(
         forward=(Stream(size * (reads + writes), passes),),
         backward_input=(Stream(size * (2 * reads + writes), passes),),
         saved=saved,
-        transient_bytes=transient_bytes,
     )

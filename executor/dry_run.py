@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from profiles.training import TrainingSpec
 
-__all__ = ["TOLERANCES", "DryRun", "dry_run"]
+__all__ = ["TOLERANCES", "DryRun", "dry_run", "run_short"]
 
 WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 STEPS: Final = 2
@@ -130,7 +130,7 @@ def dry_run(plan: Plan, where: str, *, rank: int = 0) -> DryRun:
     jobs = short_jobs(plan.inputs.model, layout, stage)
     on_gpu = plan.inputs.cluster.slowest_device.name != "cpu"
     with fake_rank(rank, layout.mesh.num_ranks, on_gpu=on_gpu):
-        found = [_run(job, plan.inputs.training) for job in jobs]
+        found = [run_short(job, plan.inputs.training) for job in jobs]
     memory, ran, planned = (whole([each[part] for each in found], jobs) for part in range(3))
     return DryRun(
         rank=rank,
@@ -168,7 +168,7 @@ def _account(plan: Plan, stage: int) -> dict[str, int]:
 Figures = dict[str, int]
 
 
-def _run(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Figures]:
+def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Figures]:
     """Memory, collectives that ran, collectives that were meant, of a step of a short job."""
     layout = job.layout
     share = layout.micro_batch * layout.num_microbatches
@@ -241,7 +241,8 @@ class _Watch:
         """FSDP's parameters and their stage of ZeRO."""
         for part in self.trainer.parts:
             for unit, strategy in part.data_parallel.units:
-                group = unit._get_fsdp_state()._fsdp_param_group
+                group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - torch tells nobody
+                assert group is not None
                 yield from ((each, strategy.zero) for each in group.fsdp_params)
 
     def _gathered(self) -> int:

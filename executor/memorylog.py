@@ -39,12 +39,12 @@ class MemoryLog(TorchDispatchMode):
 
         self._resizing = patch.object(torch.UntypedStorage, "resize_", resized)
         self._resizing.start()
-        entered: Self = super().__enter__()
+        entered: Self = super().__enter__()  # type: ignore[no-untyped-call] # torch's has no types
         return entered
 
     def __exit__(self, *error: object) -> None:
         self._resizing.stop()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call] # torch's has no types
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -58,7 +58,7 @@ class MemoryLog(TorchDispatchMode):
         return result
 
     def _follow(self, storage: UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - it has no other name
         if key not in self._sizes:
             self._sizes[key] = 0
             weakref.finalize(storage, self._forget, key)

@@ -111,8 +111,7 @@ class Trainer:
         return float(total), float(square) ** 0.5
 
     def totals(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Gradients of a step; its loss and the squared norm over all ranks, still on the device.
-        """
+        """The same on the device, the norm squared."""
         loss = self.passes.run(tokens, targets)
         own = self.parameters()
         sum_partial(own)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Attention, Block, FeedForward
 
-__all__ = ["NativeBlock", "NativeNorm"]
+__all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
@@ -274,3 +274,9 @@ def _window_mask(length: int, window: int, causal: bool, device: torch.device) -
     distance = distance[:, None] - distance
     near = distance.abs() < window
     return near & (distance >= 0) if causal else near
+
+
+def forget_tables() -> None:
+    """Drop what was computed once for all layers."""
+    _rotary.cache_clear()
+    _window_mask.cache_clear()

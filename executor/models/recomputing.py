@@ -65,6 +65,7 @@ class _Kept:
         return found
 
 
-def _place(tensor: Tensor) -> tuple[int, int, int]:
+def _place(tensor: Tensor) -> tuple[Any, ...]:
     """The memory that a tensor names, also of one without any (``FakeTensor``)."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - it has no other name
+    return storage, tensor.storage_offset(), tensor.numel()
