@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
@@ -17,6 +18,7 @@ import executor
 import planner
 import profiles
 import reports
+from executor.job import CHECKPOINT_EVERY, KEEP
 from executor.launchers.registry import NAMES as LAUNCHED
 from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
@@ -77,6 +79,39 @@ class Share(click.ParamType[float]):
         if not 0 <= number < math.inf:
             self.fail(f"{text!r} is no share of at least 0, as 2%.", param, ctx)
         return number
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Whole numbers of at least 1, as ``1,2,4``."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Without repetition, the least first."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+            self.fail(f"{value!r} are no whole numbers of at least 1, as 1,2,4.", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+class Duration(click.ParamType[float]):
+    """A time: ``90s``, ``5m``, ``1h``, or seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """In seconds."""
+        text = str(value).strip()
+        unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+        try:
+            seconds = float(text[:-1] if unit else text) * (unit or 1)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            self.fail(f"{text!r} is no time, as 90s, 5m or 1h.", param, ctx)
+        return seconds
 
 
 class Parplan(click.Group):
@@ -195,6 +230,7 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
         calibration=flags["calibration"],
         open_ended=flags.get("smallest", False),
     )
+    inputs = planner.with_profiles(inputs, flags["profile"])
     for note in inputs.notes:
         click.echo(f"note: {note}", err=True)
     return inputs
@@ -542,6 +578,57 @@ def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: boo
     _write_imported(output, force=force, read=lambda: profiles.import_profile(tool, paths))
 
 
+@profile.command("layers")
+@click.argument("model")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="auto: a GPU where there is one. A CPU is measured with one thread.",
+)  # fmt: skip
+@click.option(
+    "--as", "device_name", metavar="NAME",
+    help="What clusters call the device: parplan catalog devices.  [default: found by its name]",
+)  # fmt: skip
+@click.option("--tp", type=Counts(), default="1", show_default=True, help="As 1,2,4.")
+@click.option("--micro-batch", type=Counts(), default="1,2,4", show_default=True, help="As 1,2,4.")
+@click.option("--seq-len", type=Counts(), default="4096", show_default=True, help="As 2048,4096.")
+@_with(*(flag for flag in INPUT_FLAGS if flag.name in ("precision", "optimizer")))
+@click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m.")
+@click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
+@click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
+@click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
+@click.option("--date", metavar="TEXT", help="To be written into the profile.")
+@click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@click.pass_context
+def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any) -> None:
+    """Measure each distinct layer of MODEL on this machine, one shard at a time on one device.
+
+    What is measured is noted in FILE.journal, from which a session that was stopped goes on.
+    """
+    from executor.profiler.measuring import measure_layers  # noqa: PLC0415
+
+    profiles.refuse_to_overwrite(output, force=flags["force"])
+    with reports.until_interrupt() as should_stop, reports.profile_progress() as tell:
+        text, notes = measure_layers(model, output, flags, should_stop=should_stop, tell=tell)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if should_stop.interrupted:
+        click.echo(f"interrupted: {output}.journal has what is measured", err=True)
+        ctx.exit(int(ExitCode.INTERRUPTED))
+    profiles.save_text(text, output, force=flags["force"])
+    Path(f"{output}.journal").unlink(missing_ok=True)
+    click.echo(f"written: {output}", err=True)
+
+
+@profile.command("merge")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def merge_profiles(files: tuple[str, ...], output: str, *, force: bool) -> None:
+    """Make one profile YAML of several, as of layers and of links."""
+    _write_imported(output, force=force, read=lambda: (profiles.merged_text(files), ()))
+
+
 @main.command()
 @click.argument("shelf", type=click.Choice(["models", "devices", "nodes"]))
 @_format()
@@ -636,7 +723,7 @@ def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
 @click.option("--from", "name", required=True, metavar="NAME", help=f"{', '.join(LAUNCHED)}.")
 @click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
 @_launched
-@_with(*(flag for flag in INPUT_FLAGS if flag.name != "model"), *SEARCH_FLAGS[:1])
+@_with(*(flag for flag in INPUT_FLAGS if flag.name not in ("model", "profile")), *SEARCH_FLAGS[:1])
 @click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def import_job(source: str, name: str, **flags: Any) -> None:
@@ -893,7 +980,18 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--data", default="synthetic", show_default=True, metavar="FOLDER",
     help="Text (*.txt) or tokens (*.npy, *.bin) to train on, or synthetic.",
 )  # fmt: skip
-@click.option("--out", metavar="DIR", help="For run.json, logs and errors.")
+@click.option("--out", metavar="DIR", help="For run.json, logs, checkpoints.")
+@click.option(
+    "--checkpoint-every", default=CHECKPOINT_EVERY, show_default=True, type=click.IntRange(0),
+    help="Steps between checkpoints, which the last step has too; 0 for none.",
+)  # fmt: skip
+@click.option(
+    "--keep", default=KEEP, show_default=True, type=TYPES[Kind.COUNT], help="Checkpoints that stay."
+)
+@click.option(
+    "--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later."
+)
+@click.option("--compile", "compiles", is_flag=True, help="Compile the blocks (torch.compile).")
 @click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
 @click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
 @click.option(
@@ -931,6 +1029,9 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
     """Train with a plan in native PyTorch (torchrun underneath) and compare with its estimate.
 
+    Started again with the same --out, under this plan or another of the same model, a run goes on
+    from its last whole checkpoint.
+
     Exit code 1: the job failed (the rank that did and its error are told), or a dry run differs
     from the estimate by more than it should.
     """
@@ -943,7 +1044,7 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
     from pathlib import Path  # noqa: PLC0415
 
     from executor import launch as launching  # noqa: PLC0415
-    from executor.job import Job, Recipe, check_plan  # noqa: PLC0415
+    from executor.job import OPTIONS, Job, Recipe, check_plan  # noqa: PLC0415
 
     names = ("lr", "warmup", "weight_decay", "clip", "seed")
     job = Job(
@@ -951,11 +1052,11 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
         steps=flags["steps"],
         data=flags["data"],
         out=Path(flags["out"]),
-        device=flags["device"],
+        **{name: flags[name] for name in (*OPTIONS, "compiles")},
         recipe=Recipe(**{name: flags[name] for name in names}),
     )
     own = planner.load_plan(plan_file)
-    check_plan(own, plan_file)
+    check_plan(own, plan_file, compiles=job.compiles)
     where = {"endpoint": flags["rdzv_endpoint"], "rdzv_id": flags["rdzv_id"]}
     nodes = launching.nodes_of(own, count=flags["nnodes"], **where)
     if flags["slurm"] or flags["show"]:

@@ -9,7 +9,7 @@ between queries and context, ``mlp`` the inner activations, ``moe_act`` the expe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
@@ -17,20 +17,38 @@ from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from costmodel.operators import TensorParallelWork
     from profiles.layers import Attention, Block, CrossAttention, FeedForward, LatentAttention
 
-__all__ = ["block_operators"]
+__all__ = ["Part", "block_operators", "block_parts"]
 
 # What PyTorch's own operators make of one fused kernel, in passes of 16-bit elements through
-# memory: RMSNorm (to fp32, square, mean, scale, back, weight), rotary embedding (two products, the
-# rotated half, their sum). LayerNorm and GELU are one kernel there too.
-EAGER_RMS_PASSES = 8
-EAGER_RMS_BYTES = 4  # of an element: its copy in fp32
+# memory: RMSNorm (to fp32, square, mean, scale, back, weight: 36 bytes an element forward and 68
+# backward, where one kernel would move 4 and 6), rotary embedding (two products, the rotated half,
+# their sum). LayerNorm and GELU are one kernel there too.
+EAGER_RMS_PASSES = 10
+EAGER_RMS_BYTES = 4  # of a 16-bit element: its copy in fp32
 EAGER_ROPE_PASSES = 5
+EAGER_SOFTMAX_PASSES = 4
+# Sequences times heads of a rank must be a multiple of 4 for Megatron's fused softmax; others take
+# its operators one by one: to fp32, scale, a new mask (3), softmax, back (its fused_softmax.py).
+FUSED_SOFTMAX_MULTIPLE = 4
+UNFUSED_SOFTMAX_PASSES = 7
 ROUTING_KERNELS = (
     12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
 )
+
+
+class Part(NamedTuple):
+    """Operators of a block that many strategies share: those of equal ``key`` in one training are
+    equal. ``groups`` are the ones in which they communicate.
+    """
+
+    key: Hashable
+    groups: tuple[Group, ...]
+    build: Callable[[], list[Operator]]
 
 
 def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
@@ -39,8 +57,31 @@ def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
     A parallel block enters and leaves its tensor-parallel region once: the feed-forward reads
     what attention gathered, and both results are reduced together.
     """
-    hidden = block.hidden
-    leave = NO_WORK if block.parallel else shard.leave_tp(hidden)
+    return tuple(operator for part in block_parts(block, shard) for operator in part.build())
+
+
+def block_parts(block: Block, shard: Shard) -> list[Part]:
+    """The operators of a block in forward order: what comes before the feed-forward, the routed
+    experts, and all behind them. Only the second depends on how experts are divided, and on nothing
+    but the tokens besides.
+    """
+    layer, strategy = block.feed_forward, replace(shard.strategy, ep=1, expert_tp=1)
+    plain = (block, strategy, shard.micro_batch)
+    before = Part(("before", *plain), (Group.TP, Group.CP), lambda: _before(block, shard))
+    behind = Part(("behind", *plain), (Group.TP,), lambda: _behind(block, shard))
+    if not isinstance(layer, ExpertFeedForward):
+        return [before, behind]
+    ways = (shard.strategy.ep, shard.strategy.expert_tp)
+    routed = Part(
+        (layer, block.hidden, shard.sp_tokens, shard.kept_tokens, *ways),
+        (Group.EP, Group.EXPERT_TP),
+        lambda: _experts(layer, block.hidden, shard),
+    )
+    return [before, routed, behind]
+
+
+def _before(block: Block, shard: Shard) -> list[Operator]:
+    leave = NO_WORK if block.parallel else shard.leave_tp(block.hidden)
     operators = [*_norm("attention", block, shard), *_attention(block, shard, leave)]
     if not block.parallel:
         operators.append(_residual("attention", block, shard))
@@ -49,15 +90,21 @@ def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
         operators.append(_residual("cross", block, shard))
     if block.num_norms > 1:
         operators += _norm("feed_forward", block, shard)
-    enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
-    if isinstance(block.feed_forward, ExpertFeedForward):
-        operators += _experts(block.feed_forward, hidden, shard)
-    else:
-        operators += _feed_forward("mlp", block.feed_forward, hidden, shard, enter)
+    return operators
+
+
+def _behind(block: Block, shard: Shard) -> list[Operator]:
+    hidden, layer = block.hidden, block.feed_forward
+    operators = []
+    if not isinstance(layer, ExpertFeedForward):
+        enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
+        operators += _feed_forward("mlp", layer, hidden, shard, enter)
+    elif layer.shared is not None:
+        operators += _feed_forward("shared", layer.shared, hidden, shard, shard.enter_tp(hidden))
     operators.append(_residual("feed_forward", block, shard))
     if block.num_norms > 2:  # noqa: PLR2004 - norms after both sublayers as well
         operators += [*_norm("after_attention", block, shard), *_norm("after_mlp", block, shard)]
-    return tuple(operators)
+    return operators
 
 
 def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
@@ -68,7 +115,8 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
     passes = 1
     if block.norm is Norm.RMS and not shard.training.norms_are_fused:
         passes = EAGER_RMS_PASSES
-        kept = elements * (EAGER_RMS_BYTES + shard.element)
+        copy = EAGER_RMS_BYTES if shard.element < EAGER_RMS_BYTES else 0
+        kept = elements * (copy + shard.element)
         saved.append(Saved(f"{place}_norm in fp32 and before its weight", kept, "layernorm"))
     return [
         stream_operator(
@@ -294,8 +342,12 @@ def _scores(scores: int, element: int, *, dropout: bool) -> list[Saved]:
 def _softmax(
     scores: int, element: int, block: Block, shard: Shard
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    """Scale, mask and softmax (one kernel or four), and dropout."""
-    passes = 4 if shard.training.attention is AttentionKernel.EAGER else 1
+    """Scale, mask and softmax (one kernel or several), and dropout."""
+    passes = 1
+    if shard.training.attention is AttentionKernel.EAGER:
+        passes = EAGER_SOFTMAX_PASSES
+    elif scores // (shard.seq * shard.seq_len) % FUSED_SOFTMAX_MULTIPLE:
+        passes = UNFUSED_SOFTMAX_PASSES
     softmax = Stream(2 * scores * element * passes, passes)
     backward = Stream(3 * scores * element * passes, passes)
     if not block.dropout:
@@ -353,7 +405,7 @@ def _feed_forward(
 
 
 def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
-    """Router, dispatch, experts, combine, shared experts.
+    """Router, dispatch, experts, combine.
 
     A rank sends top_k copies of its tokens and, on average, receives as many; with expert tensor
     parallelism the group gathers them. Routing weights are applied before the second GEMM.
@@ -367,7 +419,7 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
     up = inner * (2 if layer.gated else 1)
     to_experts, from_experts = _exchange(routed * hidden * element, layer.top_k, shard)
     kept = Saved("experts activation input", received * up * element)
-    operators = [
+    return [
         gemm(
             "router",
             (tokens, layer.num_experts, hidden),
@@ -405,10 +457,6 @@ def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operat
         Operator(name="combine", forward=from_experts, backward_input=to_experts),
         stream_operator("unpermute", routed * hidden, shard),
     ]
-    if layer.shared is not None:
-        enter = shard.enter_tp(hidden)
-        operators += _feed_forward("shared", layer.shared, hidden, shard, enter)
-    return operators
 
 
 def _exchange(

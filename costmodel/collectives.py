@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, assert_never
 from costmodel.work import CollectiveKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from profiles.calibration import Efficiencies
     from profiles.topology import GroupLink
 
-__all__ = ["DEPTH", "MOST_FILLING", "collective_seconds", "p2p_seconds"]
+__all__ = ["DEPTH", "MOST_FILLING", "collective_seconds", "exchange_seconds", "p2p_seconds"]
 
 # In hops for each pass over the data (all-reduce makes two): what is under way in one pipeline, and
 # what filling all of it costs at most. With the hops of a GPU link (2 us) all-reduce on A100, H100
@@ -92,18 +94,29 @@ def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
 
 
 def _all_to_all(size: int, link: GroupLink, own: Efficiencies, copies: int) -> float:
-    """The most loaded level: a sub-tree of ``members`` sends members * size * (n-members)/n.
+    """A sub-tree of ``members`` sends members * size * (n-members)/n.
 
     What goes to several ranks of one sub-tree goes there once and is passed on inside (as DeepEP
     dispatches tokens): of ``copies`` to random ranks, that is the share of distinct sub-trees.
     """
     n = link.size
+
+    def leaving(members: int) -> float:
+        return members * size * (n - members) / n * _distinct(n / members, copies)
+
+    return exchange_seconds(leaving, link, own)
+
+
+def exchange_seconds(leaving: Callable[[int], float], link: GroupLink, own: Efficiencies) -> float:
+    """An all-to-all whose parts may differ: the most loaded level counts, where sub-trees of so
+    many members send ``leaving`` bytes to the others of the group.
+    """
     transfer = max(
-        level.members * size * (n - level.members) / n / rate * _distinct(n / level.members, copies)
+        leaving(level.members) / rate
         for level, rate in zip(link.levels, _rates(link, own), strict=True)
     )
     latency = sum(level.latency_s for level in link.levels)
-    return _piped(link, latency * (1 + math.log2(n)), transfer)
+    return _piped(link, latency * (1 + math.log2(link.size)), transfer)
 
 
 def _distinct(trees: float, copies: int) -> float:

@@ -61,13 +61,16 @@ class DeviceModel:
     def _gemm(self, work: Gemm) -> float:
         """max(FLOP / (peak * efficiency), bytes / bandwidth), at least the shortest kernel.
 
-        Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs.
+        Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs; less
+        where rows of operand or result are no multiple of 16 bytes.
         Ignores split-K and stream-K, which soften the last wave. Source of the wave term:
         NVIDIA, "Matrix Multiplication Background User's Guide".
         """
         own = self.efficiencies
         key = self.precision.gemm if work.block else self.precision.other
         shape = own.gemm * work.k / (work.k + own.gemm_half_k) * _waves(work, self.device.num_sms)
+        if work.n % TENSOR_CORE_MULTIPLE or work.k % TENSOR_CORE_MULTIPLE:
+            shape *= own.misaligned
         if key in QUANTISED:
             shape *= own.quantised
         element = 1 if key in QUANTISED else self.precision.bytes

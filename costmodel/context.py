@@ -23,6 +23,8 @@ from costmodel.layers import (
     timed_layer,
 )
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
+from costmodel.measuredlayers import MeasuredLayers
+from costmodel.operatorfit import as_found
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
@@ -30,10 +32,12 @@ from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
-    from costmodel.layers import LayerCost, TimedLayer
+    from costmodel.interpolation import Basis
+    from costmodel.layers import LayerCost, TimedLayer, TimedOperator
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
+    from profiles.measured import Profile
     from profiles.model import ModelSpec
     from profiles.topology import Level
     from profiles.training import TrainingSpec
@@ -56,6 +60,7 @@ class LayerStep:
     saved_bytes: int
     transient_bytes: int
     states: StateCost
+    basis: Basis
 
 
 class Memo:
@@ -94,20 +99,26 @@ class CostContext:
         training: TrainingSpec,
         calibration: Calibration,
         *,
+        profile: Profile | None = None,
         memo: Memo | None = None,
     ) -> None:
-        """Bind the inputs; nothing is computed yet. ``memo`` shares the times of layers with other
-        contexts of the same calibration.
+        """Bind the inputs; nothing is computed yet. ``profile``: measured times of layers and
+        rates of devices, used where there are any. ``memo`` shares the times of layers with other
+        contexts of the same calibration and profile.
         """
         self.model = model
-        self.cluster = cluster
+        self.cluster = cluster if profile is None else as_found(cluster, profile)
         self.training = training
         self.calibration = calibration
-        self.topology = _topology(cluster)
-        device = cluster.slowest_device
+        self.topology = _topology(self.cluster)
+        device = self.cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
+        self.profile = profile
+        self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
+        self._parts: dict[object, list[TimedOperator]] = {}
         self._steps: dict[object, LayerStep] = {}
+        self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
     @property
@@ -119,6 +130,11 @@ class CostContext:
     def classes(self) -> tuple[Layer, ...]:
         """Distinct layers of the model in order of first appearance."""
         return tuple(dict.fromkeys(self._in_force(run.layer) for run in self.model.runs))
+
+    @cached_property
+    def _stated(self) -> dict[Layer, Layer]:
+        """Layers as the model states them, by those in force."""
+        return {self._in_force(run.layer): run.layer for run in self.model.runs}
 
     def _in_force(self, layer: Layer) -> Layer:
         """The layer as it acts on sequences of the training: a window that spans them is none."""
@@ -225,6 +241,7 @@ class CostContext:
             saved_bytes=cost.saved_bytes,
             transient_bytes=self._transient_bytes(layer, strategy, micro_batch, cost, states),
             states=states,
+            basis=cost.basis,
         )
 
     def _transient_bytes(
@@ -270,7 +287,7 @@ class CostContext:
             links = {**links, Group.EP: LONELY, Group.EXPERT_TP: LONELY}
         key = (layer, plain, micro_batch, *links.values(), shares_embedding)
         if key not in self._timed:
-            self._timed[key] = timed_layer(
+            timed = timed_layer(
                 layer,
                 plain,
                 self.training,
@@ -278,7 +295,12 @@ class CostContext:
                 device=self.device,
                 links=links,
                 shares_embedding=shares_embedding,
+                known=self._parts,
             )
+            if self._measured is not None:
+                stated = self._stated.get(layer, layer)
+                timed = self._measured.corrected(timed, stated, plain, micro_batch)
+            self._timed[key] = timed
         return self._timed[key].cost(strategy.recompute)
 
     def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
@@ -325,6 +347,12 @@ class CostContext:
         Without sequence parallelism all tp ranks hold the same tensor: each sends its part and
         the receivers gather it, where that is faster than sending it whole.
         """
+        key = (mesh, strategy.tp, strategy.cp, strategy.sequence_parallel, micro_batch)
+        if key not in self._hops:
+            self._hops[key] = self._p2p_s(mesh, strategy, micro_batch)
+        return self._hops[key]
+
+    def _p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
         if mesh.pp == 1:
             return (0.0,)
         size = max(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
 from costmodel.fsdpmemory import fsdp_working, held_beside, receive_buffers
+from costmodel.knowledge import known_of
 from costmodel.layers import PassCost
 from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
@@ -135,6 +136,7 @@ class Estimate:
     knowledge: str
     calibration: str
     bubble: float
+    notes: tuple[str, ...] = ()
 
 
 def fit_limit(context: CostContext, min_fit: float) -> int:
@@ -150,7 +152,7 @@ def estimate(context: CostContext, layout: Layout, *, min_fit: float = 0.9) -> E
 
 def step_seconds(context: CostContext, layout: Layout) -> float:
     """The step alone, without memory or causes."""
-    stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+    stages = _stages(context, layout)
     return _step(context, layout, stages)
 
 
@@ -164,7 +166,7 @@ class LayoutCost:
             raise ValueError("; ".join(problems))
         self.context = context
         self.layout = layout
-        self.stages = [_Stage(context, layout, stage) for stage in range(layout.num_stages)]
+        self.stages = _stages(context, layout)
         self.memory = _memory(context, layout, self.stages)
 
     @property
@@ -192,8 +194,9 @@ class LayoutCost:
             for stage, held in zip(self.stages, self.memory, strict=True)
         )
         busiest = min(estimates, key=lambda each: each.split.bubble_s)
+        known = known_of(context, self.stages[busiest.stage].steps, layout.num_microbatches)
         worst, used = self.fullest, layout.mesh.num_ranks
-        fast, slow = own.step_time_90
+        fast, slow = known.interval(own.step_time_90, step_s)
         spread = math.exp(Z_COVERAGE * own.memory_sigma)
         total_flop = context.model_flop_per_sequence * context.training.global_batch
         probability = self.fit_probability
@@ -213,17 +216,21 @@ class LayoutCost:
             fits=probability >= min_fit,
             split=busiest.split,
             stages=estimates,
-            knowledge=context.calibration.knowledge,
+            knowledge=known.level(context.calibration.knowledge),
             calibration=context.calibration.name,
             bubble=busiest.split.bubble_s / step_s,
+            notes=known.notes(),
         )
 
 
 class _Stage:
     """One stage's layers with their costs, summed per chunk. Equal layers are costed once."""
 
-    def __init__(self, context: CostContext, layout: Layout, number: int) -> None:
+    def __init__(
+        self, context: CostContext, layout: Layout, number: int, sends: list[float]
+    ) -> None:
         self.number = number
+        self.sends = sends
         self.copies = SCHEDULES[layout.schedule].copies
         self.chunks = _counted_steps(context, layout, number)
         if self.copies > 1:  # the other direction's copy of the opposite stage
@@ -237,7 +244,6 @@ class _Stage:
             self.backward[chunk] += PassCost(tp_s=back)
         self.host_s = context.own.micro_batch_s / 2
         self.weight_s = [sum(s.weight_s * n for s, n in chunk) for chunk in self.chunks]
-        self.sends = _sends(context, layout, number)
         self.optimizer_s = sum(s.states.optimizer_s * n for s, n in self.steps)
         self.gradient_s = self._gradients(context) + self._tied(context, layout)
         self.gradient_s += self._copied(context, layout)
@@ -320,13 +326,21 @@ class _Stage:
         )
 
 
-def _sends(context: CostContext, layout: Layout, device: int) -> list[float]:
-    """Seconds for which a device is held up by handing each of its chunks' results on."""
+def _stages(context: CostContext, layout: Layout) -> list[_Stage]:
+    sends = _sends(context, layout)
+    return [_Stage(context, layout, stage, sends[stage]) for stage in range(layout.num_stages)]
+
+
+def _sends(context: CostContext, layout: Layout) -> list[list[float]]:
+    """Seconds for which each device is held up by handing each of its chunks' results on."""
     blocked = 1 - context.own.p2p_overlap
     p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
     links = [blocked * seconds for seconds in p2p]
-    sends = send_seconds(SCHEDULES[layout.schedule], layout.shape, links)
-    return [sends[place] for place in sorted(sends) if place[0] == device]
+    found: list[list[float]] = [[] for _ in range(layout.num_stages)]
+    places = send_seconds(SCHEDULES[layout.schedule], layout.shape, links)
+    for (device, _), seconds in sorted(places.items()):
+        found[device].append(seconds)
+    return found
 
 
 def _gathered_chunks(stage: _Stage) -> int:

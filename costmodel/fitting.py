@@ -23,6 +23,7 @@ import numpy as np
 
 from costmodel.context import Memo
 from profiles.calibration import KernelEfficiency
+from profiles.layers import Head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +91,7 @@ ATTENTION: Final = "attention."
 PARAMETERS: Final = (
     Parameter(name="gemm", spread=0.15, low=0.3, high=1.0),
     Parameter(name="gemm_half_k", spread=0.8, low=10, high=2000),
+    Parameter(name="misaligned", spread=0.5, low=0.2, high=1.0),
     Parameter(name="quantised", spread=0.2, low=0.3, high=1.0),
     Parameter(name="stream", spread=0.25, low=0.15, high=1.0),
     Parameter(name="kernel_launch_s", spread=0.7, low=1e-6, high=2e-4),
@@ -112,6 +114,7 @@ def relevant(replays: Sequence[Replay]) -> tuple[Parameter, ...]:
     meshes = [each.layout.mesh for each in replays]
     nodes = any(each.cluster.num_nodes > 1 for each in replays)
     applies = {
+        "misaligned": any(_has_odd_vocabulary(each) for each in replays),
         "quantised": any(each.training.precision.is_quantised for each in replays),
         "moe_imbalance": any(each.run.num_experts for each in replays),
         "hand_over_s": any(mesh.pp > 1 for mesh in meshes),
@@ -128,6 +131,11 @@ def relevant(replays: Sequence[Replay]) -> tuple[Parameter, ...]:
         *(p for p in PARAMETERS if applies.get(p.name, True)),
         *(Parameter(name=ATTENTION + k, spread=0.4, low=0.05, high=1.0) for k in kernels),
     )
+
+
+def _has_odd_vocabulary(each: Replay) -> bool:
+    heads = (run.layer for run in each.model.runs if isinstance(run.layer, Head))
+    return each.layout.mesh.tp == 1 and any(head.vocab % 8 for head in heads)
 
 
 def changed(

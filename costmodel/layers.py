@@ -5,12 +5,13 @@ This is where operators meet the device and the links. Costs stay split; totals 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from costmodel.blocks import block_operators
+from costmodel.blocks import block_operators, block_parts
 from costmodel.collectives import collective_seconds
+from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
@@ -103,6 +104,7 @@ class LayerCost:
     ``saved_bytes`` are held from forward to backward, ``transient_bytes`` appear on top while its
     backward runs (recomputed tensors, logits). Parameters are elements on this rank before ZeRO
     divides them; ``expert_params`` are replicated over fewer ranks than ``dense_params``.
+    ``update_s``: what an optimizer step takes for one of them, where that was measured.
     """
 
     forward: PassCost
@@ -112,6 +114,8 @@ class LayerCost:
     transient_bytes: int
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
 
     @property
     def total_s(self) -> float:
@@ -142,7 +146,8 @@ class TimedLayer:
 
     ``by_module``: forward pass of each module that selective recomputation may name;
     ``saved_by_module``: bytes that it would free, under None what nothing but full recomputation
-    frees. ``outputs_bytes``: results of attention and of every second GEMM, and of
+    frees. ``held``: measured bytes, saved and transient, by recomputation.
+    ``outputs_bytes``: results of attention and of every second GEMM, and of
     the residual where kernels are not fused.
     """
 
@@ -157,6 +162,9 @@ class TimedLayer:
     recomputes: bool
     dense_params: int
     expert_params: int
+    update_s: float | None = None
+    basis: Basis = Basis.FORMULA
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def cost(self, recompute: Recompute) -> LayerCost:
         """The layer's cost, without what ZeRO adds (see ``costmodel.sharding``). Layers other
@@ -173,15 +181,34 @@ class TimedLayer:
             for module in recompute.modules:
                 again = again + self.by_module.get(module, PassCost())
                 kept -= self.saved_by_module.get(module, 0)
+        saved_bytes, transient_bytes = self.held.get(
+            str(recompute), (kept, saved - kept + self.transient_bytes)
+        )
         return LayerCost(
             forward=self.forward,
             backward=self.backward + _as_recompute(again),
             weight_s=self.weight_s,
-            saved_bytes=kept,
-            transient_bytes=saved - kept + self.transient_bytes,
+            saved_bytes=saved_bytes,
+            transient_bytes=transient_bytes,
             dense_params=self.dense_params,
             expert_params=self.expert_params,
+            update_s=self.update_s,
+            basis=self.basis,
         )
+
+
+class TimedOperator(NamedTuple):
+    """An operator with the seconds of its passes, ``beside`` on top of the backward pass, the
+    kernels that it launches forward and backward, and the elements of its results that count.
+    """
+
+    operator: Operator
+    forward: PassCost
+    backward_input: PassCost
+    backward_weight: PassCost
+    beside: PassCost | None
+    kernels: tuple[int, int]
+    outputs: int
 
 
 def timed_layer(
@@ -193,33 +220,36 @@ def timed_layer(
     device: DeviceModel,
     links: Mapping[Group, GroupLink],
     shares_embedding: bool = False,
+    known: dict[object, list[TimedOperator]] | None = None,
 ) -> TimedLayer:
-    """Time the operators of one layer under a strategy, whatever its recomputation."""
-    operators = layer_operators(layer, strategy, training, micro_batch)
+    """Time the operators of one layer under a strategy, whatever its recomputation. ``known``:
+    parts of blocks timed before, in the same training on the same device.
+    """
     timer = _Timer(device, links)
+    operators = _timed_operators(
+        layer, strategy, training, micro_batch, timer, {} if known is None else known
+    )
     forward, backward, weight_s = PassCost(), PassCost(), 0.0
     launched = [0, 0]
     by_module: dict[str, PassCost] = {}
     saved: dict[str | None, int] = {}
-    outputs = 0
-    for operator in operators:
-        own = timer.seconds(operator.forward, operator.module)
-        forward = forward + own
-        launched[0] += _kernels(operator.forward)
-        weight = timer.seconds(operator.backward_weight, operator.module)
-        backward = backward + timer.seconds(operator.backward_input, operator.module) + weight
-        weight_s += weight.total_s
-        launched[1] += _kernels(operator.backward_input) + _kernels(operator.backward_weight)
-        if operator.beside:
-            backward = backward + timer.beside(operator.beside, operator.backward_input)
-        by_module[operator.module] = by_module.get(operator.module, PassCost()) + own
-        outputs += sum(_output_elements(work) for work in operator.forward)
-        for tensor in operator.saved:
+    for timed in operators:
+        module = timed.operator.module
+        forward = forward + timed.forward
+        backward = backward + timed.backward_input + timed.backward_weight
+        weight_s += timed.backward_weight.total_s
+        if timed.beside is not None:
+            backward = backward + timed.beside
+        launched[0] += timed.kernels[0]
+        launched[1] += timed.kernels[1]
+        by_module[module] = by_module.get(module, PassCost()) + timed.forward
+        for tensor in timed.operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
     dense, expert = rank_parameters(
         layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2
     )
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
+    outputs = sum(timed.outputs for timed in operators)
     return TimedLayer(
         forward=timer.launched(forward, launched[0]),
         backward=timer.launched(backward, launched[1]),
@@ -227,12 +257,32 @@ def timed_layer(
         by_module=by_module,
         saved_by_module=saved,
         outputs_bytes=outputs * training.param_bytes + (0 if training.fused_kernels else boundary),
-        transient_bytes=max((operator.transient_bytes for operator in operators), default=0),
+        transient_bytes=max((timed.operator.transient_bytes for timed in operators), default=0),
         boundary_bytes=boundary,
         recomputes=isinstance(layer, Block),
         dense_params=dense,
         expert_params=expert,
     )
+
+
+def _timed_operators(
+    layer: Layer,
+    strategy: Strategy,
+    training: TrainingSpec,
+    micro_batch: int,
+    timer: _Timer,
+    known: dict[object, list[TimedOperator]],
+) -> list[TimedOperator]:
+    if not isinstance(layer, Block):
+        operators = layer_operators(layer, strategy, training, micro_batch)
+        return [timer.operator(each) for each in operators]
+    found = []
+    for part in block_parts(layer, _shard(layer, strategy, training, micro_batch)):
+        key = (part.key, *(timer.links[group] for group in part.groups))
+        if key not in known:
+            known[key] = [timer.operator(each) for each in part.build()]
+        found += known[key]
+    return found
 
 
 def _as_recompute(cost: PassCost) -> PassCost:
@@ -259,6 +309,20 @@ def _kernels(works: tuple[Work, ...]) -> int:
 class _Timer:
     device: DeviceModel
     links: Mapping[Group, GroupLink]
+
+    def operator(self, operator: Operator) -> TimedOperator:
+        """The times of an operator."""
+        backward = _kernels(operator.backward_input) + _kernels(operator.backward_weight)
+        beside = operator.beside and self.beside(operator.beside, operator.backward_input)
+        return TimedOperator(
+            operator=operator,
+            forward=self.seconds(operator.forward, operator.module),
+            backward_input=self.seconds(operator.backward_input, operator.module),
+            backward_weight=self.seconds(operator.backward_weight, operator.module),
+            beside=beside or None,
+            kernels=(_kernels(operator.forward), backward),
+            outputs=sum(_output_elements(work) for work in operator.forward),
+        )
 
     def launched(self, cost: PassCost, kernels: int) -> PassCost:
         """A layer's pass with what the device waits for the host.

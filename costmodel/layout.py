@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from costmodel.schedules.core import Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from profiles.topology import Dims
 
 __all__ = [
@@ -163,6 +165,15 @@ class Mesh:
     def _size(self, axis: Axis) -> int:
         return {Axis.TP: self.tp, Axis.CP: self.cp, Axis.DP: self.dp, Axis.PP: self.pp}[axis]
 
+    @property
+    def regroups(self) -> bool:
+        """Whether layers may divide the ranks of a stage into tp and dp otherwise: dp follows tp,
+        but for axes of one rank, so that the tp ranks of any layer are neighbours.
+        """
+        inner = (Axis.TP, Axis.DP)
+        walked = [a for a in self.order if a in inner or (a is not Axis.EP and self._size(a) > 1)]
+        return walked.index(Axis.DP) == walked.index(Axis.TP) + 1
+
     def dims(self, *axes: Axis) -> Dims:
         """(size, stride) of the groups over ``axes`` together, fastest first, ones left out."""
         pairs = [(self._strides[axis], self._size(axis)) for axis in axes]
@@ -294,6 +305,16 @@ class Layout:
         """The chunks of a stage in chunk order."""
         return tuple(chunk for chunk in self.chunks if chunk.stage == stage)
 
+    @property
+    def ends(self) -> tuple[Strategy, Strategy]:
+        """The strategies of the first layer and of the last."""
+        return self.chunks[0].spans[0].strategy, self.chunks[-1].spans[-1].strategy
+
+    def strategy_before(self, chunk: Chunk) -> Strategy | None:
+        """The strategy of the layer that a chunk follows, None for the first chunk."""
+        number = self.chunks.index(chunk)
+        return self.chunks[number - 1].spans[-1].strategy if number else None
+
     def mesh_of(self, strategy: Strategy) -> Mesh:
         """The mesh as a layer of ``strategy`` divides it: the same ranks of each stage under its
         own tp and dp.
@@ -331,25 +352,33 @@ class Layout:
                 if getattr(strategy, name) != getattr(self.mesh, name):
                     got, want = getattr(strategy, name), getattr(self.mesh, name)
                     found.append(f"{name} {got} of a strategy differs from the mesh's {want}")
-            found += mixing_problems(strategy, self.mesh, self.micro_batch)
+            found += mixing_problems(strategy, self.mesh, self.micro_batch, self.strategies)
         return found
 
 
-def mixing_problems(strategy: Strategy, mesh: Mesh, micro_batch: int) -> list[str]:
-    """Why a layer cannot divide the ranks of a stage of ``mesh`` as ``strategy`` says, while
-    ``micro_batch`` sequences belong to each of the mesh's replicas.
+def mixing_problems(
+    strategy: Strategy, mesh: Mesh, micro_batch: int, others: Iterable[Strategy] = ()
+) -> list[str]:
+    """Why a layer cannot divide the ranks of a stage of ``mesh`` as ``strategy`` says beside
+    ``others`` of the same job, while ``micro_batch`` sequences belong to each of the mesh's
+    replicas.
     """
+    own, sequences = f"tp {strategy.tp} of a strategy", micro_batch * mesh.dp
+    degrees = (mesh.tp, *(other.tp for other in others))
+    apart = [tp for tp in degrees if max(tp, strategy.tp) % min(tp, strategy.tp)]
     found = []
     if strategy.tp * strategy.dp != mesh.tp * mesh.dp:
         found.append(
             f"tp {strategy.tp} x dp {strategy.dp} of a strategy are not the mesh's "
             f"{mesh.tp} x {mesh.dp} ranks"
         )
-    elif max(strategy.tp, mesh.tp) % min(strategy.tp, mesh.tp):
-        found.append(f"tp {strategy.tp} of a strategy does not nest with the mesh's tp {mesh.tp}")
-    elif micro_batch * mesh.dp % strategy.dp:
+    elif apart:
+        found.append(f"{own} does not nest with tp {apart[0]} of another")
+    elif strategy.tp != mesh.tp and not mesh.regroups:
+        found.append(f"{own} beside tp {mesh.tp}, in a rank order in which dp does not follow tp")
+    elif sequences % strategy.dp:
         found.append(
-            f"the {micro_batch * mesh.dp} sequences of a micro-batch do not divide by dp "
-            f"{strategy.dp} of a strategy"
+            f"the {sequences} sequences of a micro-batch do not divide by dp {strategy.dp} of a "
+            "strategy"
         )
     return found

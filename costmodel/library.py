@@ -29,6 +29,7 @@ from costmodel.fitting import (
     middle,
     refit,
 )
+from costmodel.intervals import of_known_stack, of_unseen_source
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
 from profiles.calibrations import ANY, stack_family
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from costmodel.replay import Replay
     from profiles.calibration import Calibration
 
-__all__ = ["PRIOR_RUNS", "Leaf", "Library", "Part", "held_out", "leaf_of"]
+__all__ = ["Leaf", "Library", "Part", "held_out", "leaf_of"]
 
 Part = int | str  # a fold, or a source
 
@@ -51,8 +52,6 @@ LEAF_TIGHTNESS: Final = 0.6  # releases of one family differ less than families
 FAMILY_TIGHTNESS: Final = 0.8
 MIDDLE_TIGHTNESS: Final = 0.7  # a device's usual stack is nearer to the datasheet than any one
 MIDDLE_ROUNDS: Final = 2
-PRIOR_RUNS: Final = 12  # that the parent's interval stands for
-QUANTILES: Final = (0.04, 0.96)  # models that were not seen differ more than folds do
 
 
 class Leaf(NamedTuple):
@@ -123,6 +122,7 @@ class Library:
             leaf = leaf_of(each)
             for place in (leaf, *parents(leaf)):
                 groups[place].append(each)
+        self._sizes = {place: len(own) for place, own in groups.items()}
         for place in sorted(groups, key=lambda place: (_depth(place), place)):
             if len(groups[place]) >= LEAST_RUNS and not self._same_as_parent(place, groups):
                 if on_progress is not None:
@@ -151,8 +151,14 @@ class Library:
         return bool(children) and any(len(groups[c]) == len(groups[place]) for c in children)
 
     def above(self, place: Leaf) -> Leaf | None:
-        """The nearest parent that was fitted."""
-        return next((parent for parent in parents(place) if parent in self.nodes), None)
+        """The nearest parent that was fitted; a family only where other stacks than this one have
+        at least half of its runs, else what it says was learnt from this one.
+        """
+        for parent in parents(place):
+            others = self._sizes.get(parent, 0) - self._sizes[place]
+            if parent in self.nodes and (parent.stack == ANY or others >= self._sizes[place]):
+                return parent
+        return None
 
     def _prior(self, place: Leaf, part: Part | None = None) -> Calibration:
         above = self.above(place)
@@ -258,19 +264,25 @@ class Library:
             calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval)
         )
 
-    def _ends(self, place: Leaf | None, part: Part | None) -> NDArray[np.float64]:
-        """Logarithms of the ends of a node's interval: between its own and its parent's, by the
-        number of its runs.
+    def _ends(self, place: Leaf, part: Part | None) -> NDArray[np.float64]:
+        """Logarithms of the ends of a node's interval. A source that is left out counts as never
+        seen, also by a stack of the same name; and so does what falls back on all of a device.
         """
-        if place is None:
-            return np.log(self.datasheet.efficiencies.step_time_90)
-        node, around = self.nodes[place], self._ends(self.above(place), part)
-        own = node.residuals[[part not in parts(each) for each in node.replays]]
-        if not len(own):
-            return around
-        share = len(own) / (len(own) + PRIOR_RUNS)
-        ends: NDArray[np.float64] = share * np.quantile(own, QUANTILES) + (1 - share) * around
-        return ends
+        source = of_unseen_source(self._residuals_of(Leaf(place.device, ANY), part))
+        if isinstance(part, str) or place.stack == ANY:
+            return np.array([-source.reach, source.reach])
+        return of_known_stack(self._residuals_of(place, part), source)
+
+    def _residuals_of(self, place: Leaf, part: Part | None) -> list[NDArray[np.float64]]:
+        """Residuals of a node without a part: of a device by source, of a stack by model."""
+        groups: dict[object, list[float]] = defaultdict(list)
+        if place in self.nodes:
+            node = self.nodes[place]
+            for each, residual in zip(node.replays, node.residuals.tolist(), strict=True):
+                if part not in parts(each):
+                    model = None if place.stack == ANY else each.run.model
+                    groups[each.run.file, model].append(residual)
+        return [np.array(own) for own in groups.values()]
 
 
 def _depth(place: Leaf) -> int:

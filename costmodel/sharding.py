@@ -10,7 +10,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.collectives import collective_seconds
@@ -61,11 +61,12 @@ class StateCost:
     """States of one layer on one rank, and the seconds that keeping them in step takes.
 
     ``forward_comm_s`` and ``backward_comm_s`` are per micro-batch, ``reduce_s`` and ``gather_s``
-    per step, all before any overlap. ``working_bytes`` live while the layer runs (gathered
-    weights, unsharded gradients); ``gradient_working_bytes`` of them only once its gradients are
-    there; ``gathered_bytes`` its own gathered weights alone.
+    per step, all before any overlap. ``owned``: parameters that the rank updates. ``working_bytes``
+    live while the layer runs (gathered weights, unsharded gradients); ``gradient_working_bytes`` of
+    them only once its gradients are there; ``gathered_bytes`` its own gathered weights alone.
     """
 
+    owned: int
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
@@ -98,6 +99,8 @@ def state_cost(
         _part(cost.dense_params, zero, training, dense, device),
         _part(cost.expert_params, zero, training, expert, device),
     ]
+    if cost.update_s is not None:
+        parts = [replace(part, optimizer_s=part.owned * cost.update_s) for part in parts]
     names = StateCost.__dataclass_fields__
     return StateCost(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
@@ -130,6 +133,7 @@ def _part(
         whole += weight  # as the backward pass makes them
     divides = shards > 1 or training.fsdp2
     return StateCost(
+        owned=resident.owned,
         parameter_bytes=resident.parameters,
         gradient_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,

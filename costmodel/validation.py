@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
 from costmodel.fitting import LEAST_RUNS, fit
-from costmodel.library import PRIOR_RUNS, Leaf, Library, held_out, leaf_of
+from costmodel.intervals import Scale, known_stack
+from costmodel.library import Leaf, Library, held_out, leaf_of
 from costmodel.replay import replay
 from profiles.calibrations import datasheet, nearest_calibration
 from profiles.errors import InputError, Problem
@@ -39,6 +40,7 @@ __all__ = [
 
 LEAST_SPREAD: Final = 0.03  # in the logarithm
 MEDIAN_TO_90: Final = 2.5  # from the median error in the fit to 90 % of the errors outside it
+PRIOR_RUNS: Final = 12  # that the usual interval stands for
 MOST_SKIPPED: Final = 0.02  # of the runs that must be predicted
 
 
@@ -194,15 +196,16 @@ def calibrate(
 
 
 def _refined(found: Fit, prior: Calibration) -> Calibration:
-    """A fit with an interval between the prior's and what its residuals say, by their number."""
+    """A fit with an interval between what is usual after so many runs of a stack that the prior's
+    interval was made for, and what its residuals say.
+    """
     errors = [abs(error) for error in found.residuals]
-    share = len(errors) / (len(errors) + PRIOR_RUNS)
+    fast, slow = prior.efficiencies.step_time_90
+    usual = known_stack(len(errors), Scale.reaching(math.log(slow / fast) / 2)).reach
     own = max(LEAST_SPREAD, MEDIAN_TO_90 * statistics.median(errors))
-    fast, slow = (math.log(end) for end in prior.efficiencies.step_time_90)
-    interval = (
-        min(0.99, math.exp(fast * (1 - share) - own * share)),
-        max(1.01, math.exp(slow * (1 - share) + own * share)),
-    )
+    share = len(errors) / (len(errors) + PRIOR_RUNS)
+    end = math.exp(usual * (1 - share) + own * share)
+    interval = (1 / end, end)
     return replace(
         found.calibration,
         efficiencies=replace(found.calibration.efficiencies, step_time_90=interval),

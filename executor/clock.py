@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Clock"]
 
@@ -19,8 +19,11 @@ MILLI = 1e-3
 class Clock:
     """Adds up seconds by what was done. On a GPU they are between events of its stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        """At zero."""
+    def __init__(
+        self, device: torch.device, *, counter: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """At zero. ``counter``: of seconds, where the device is no GPU."""
+        self._counter = counter
         self._on_gpu = device.type == "cuda"
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.Event, torch.Event]] = []
@@ -35,9 +38,9 @@ class Clock:
             last.record()
             self._events.append((what, first, last))
             return
-        began_s = time.perf_counter()
+        began_s = self._counter()
         yield
-        self._add(what, time.perf_counter() - began_s)
+        self._add(what, self._counter() - began_s)
 
     def _add(self, what: str, seconds: float) -> None:
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds

@@ -6,6 +6,7 @@ little-endian 16-bit ones). Files are mapped into memory, never read whole.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,10 @@ class Sequences(Protocol):
 
     def rows(self, first: int, count: int) -> Tensor:
         """Sequences ``first`` .. ``first + count - 1``: (count, seq_len + 1), int64."""
+
+    @property
+    def identity(self) -> str:
+        """Says which data it is: the same of the same sequences, wherever they lie."""
 
 
 def open_data(data: str, *, vocab: int, seq_len: int, sequences: int, seed: int) -> Sequences:
@@ -72,6 +77,11 @@ class Synthetic:
         starts, strides = (words >> 8) & 0xFFFFFFFF, (words & 0xFF) % STRIDES + 1
         places = torch.arange(self.seq_len + 1)
         return (starts[:, None] + strides[:, None] * places) % self.vocab
+
+    @property
+    def identity(self) -> str:
+        """See ``Sequences``."""
+        return SYNTHETIC
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,13 @@ class Folder:
     def rows(self, first: int, count: int) -> Tensor:
         """See ``Sequences``."""
         return torch.stack([self._row(int(each)) for each in self.order[first : first + count]])
+
+    @property
+    def identity(self) -> str:
+        """See ``Sequences``. By names and lengths: reading all tokens would take long."""
+        shapes = [f"{file.path.name}:{len(file.tokens)}" for file in self.files]
+        digest = zlib.crc32(" ".join(shapes).encode())
+        return f"of {len(self):,} sequences in {len(self.files)} files ({digest:08x})"
 
     def _row(self, number: int) -> Tensor:
         index = int(np.searchsorted(self.stops, number, side="right"))

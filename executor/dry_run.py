@@ -129,8 +129,10 @@ def dry_run(plan: Plan, where: str, *, rank: int = 0) -> DryRun:
     )
     jobs = short_jobs(plan.inputs.model, layout, stage)
     on_gpu = plan.inputs.cluster.slowest_device.name != "cpu"
-    with fake_rank(rank, layout.mesh.num_ranks, on_gpu=on_gpu):
-        found = [run_short(job, plan.inputs.training) for job in jobs]
+    found = []
+    for job in jobs:
+        with fake_rank(rank, layout.mesh.num_ranks, on_gpu=on_gpu):
+            found.append(run_short(job, plan.inputs.training))
     memory, ran, planned = (whole([each[part] for each in found], jobs) for part in range(3))
     return DryRun(
         rank=rank,

@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor import parallelize
 from executor.mesh import RankMesh
-from executor.models import block, ends
+from executor.models import block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,6 @@ REAL: Final = (  # they compute with ranks, or build on the meta device
     (parallelize, "split_parameters"),
     (parallelize, "DataParallel"),
     (nn.Module, "to"),
-    (ends, "_first_row"),
     (RankMesh, "__init__"),
     (DeviceMesh, "__getitem__"),
     (DeviceMesh, "_flatten"),

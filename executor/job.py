@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from costmodel.schedules import SCHEDULES
 from planner.native import layout_problems, model_problems, training_problems
 from profiles.errors import InputError, Problem
 
@@ -14,10 +15,23 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["DEVICES", "SYNTHETIC", "Job", "Recipe", "check_plan", "check_torch"]
+__all__ = [
+    "CHECKPOINT_EVERY",
+    "DEVICES",
+    "KEEP",
+    "OPTIONS",
+    "SYNTHETIC",
+    "Job",
+    "Recipe",
+    "check_plan",
+    "check_torch",
+]
 
 SYNTHETIC: Final = "synthetic"
 DEVICES: Final = ("auto", "cpu", "cuda")
+CHECKPOINT_EVERY: Final = 500
+KEEP: Final = 2  # so that there is another if the last one is damaged
+OPTIONS: Final = ("device", "checkpoint_every", "keep", "stop_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +53,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A plan file with everything that a run of it needs. ``data``: synthetic, or a folder."""
+    """A plan file with everything that a run of it needs. ``data``: synthetic, or a folder.
+
+    ``steps``: of the whole run, by which the learning rate goes; ``stop_at``: the last one for now.
+    ``checkpoint_every``: steps, 0 for no checkpoints; the last ``keep`` of them stay.
+    """
 
     plan: Path
     steps: int
@@ -47,14 +65,26 @@ class Job:
     out: Path
     device: str = "auto"
     recipe: Recipe = field(default_factory=Recipe)
+    checkpoint_every: int = CHECKPOINT_EVERY
+    keep: int = KEEP
+    stop_at: int | None = None
+    compiles: bool = False
+
+    @property
+    def last(self) -> int:
+        """Steps done when it ends."""
+        return self.steps if self.stop_at is None else min(self.stop_at, self.steps)
 
     def arguments(self) -> list[str]:
         """The job as arguments of the worker; those that are usual are left out."""
         usual = Recipe()
         own = [str(self.plan), "--steps", str(self.steps), "--data", self.data]
         own += ["--out", str(self.out)]
-        if self.device != "auto":
-            own += ["--device", self.device]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in OPTIONS and value != each.default:
+                own += ["--" + each.name.replace("_", "-"), str(value)]
+        own += ["--compile"] if self.compiles else []
         for name in ("lr", "warmup", "weight_decay", "clip", "seed"):
             value = getattr(self.recipe, name)
             if value != getattr(usual, name):
@@ -69,14 +99,21 @@ def check_torch(where: str) -> None:
         raise InputError(Problem(where=where, message="needs PyTorch", hint=hint))
 
 
-def check_plan(plan: Plan, where: str) -> None:
-    """Raise ``InputError`` with every rule of the executor that a plan breaks."""
+def check_plan(plan: Plan, where: str, *, compiles: bool = False) -> None:
+    """Raise ``InputError`` with every rule of the executor that a plan breaks; ``compiles``: with
+    blocks compiled.
+    """
     model, training = plan.inputs.model, plan.inputs.training
     problems = [
         *model_problems(model, training),
         *training_problems(training),
         *layout_problems(model, training, plan.layout),
     ]
+    if compiles and SCHEDULES[plan.layout.schedule].splits:
+        problems.append(
+            f"--compile with {plan.layout.schedule}, which runs a backward pass in two parts; that "
+            "of a compiled block is one"
+        )
     if problems:
         raise InputError(
             [Problem(where=where, message=f"cannot be executed: {each}") for each in problems]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from executor.checkpointfiles import Shelf
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
-from executor.job import SYNTHETIC, check_plan, check_torch
+from executor.job import check_plan, check_torch
+from executor.resuming import CHECKPOINTS, check_not_done, check_same_run, facts_of_run
 from profiles.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
@@ -127,7 +130,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
     Raises ``InputError`` where it cannot start, ``JobError`` with the cause where it fails.
     """
     check_torch("parplan launch")
-    check_plan(plan, str(job.plan))
+    check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_start(plan, job, nodes)
     _check_port(nodes)
     job.out.mkdir(parents=True, exist_ok=True)
@@ -146,20 +149,40 @@ def _check_start(plan: Plan, job: Job, nodes: Nodes) -> None:
     from executor.data import open_data  # noqa: PLC0415
 
     training = plan.inputs.training
-    if job.data != SYNTHETIC:
-        vocab = next(iter(plan.inputs.model.layers[0].parameters())).shape[0]
-        open_data(
-            job.data,
-            vocab=vocab,
-            seq_len=training.seq_len,
-            sequences=job.steps * training.global_batch,
-            seed=job.recipe.seed,
-        )
+    vocab = next(iter(plan.inputs.model.layers[0].parameters())).shape[0]
+    data = open_data(
+        job.data,
+        vocab=vocab,
+        seq_len=training.seq_len,
+        sequences=job.steps * training.global_batch,
+        seed=job.recipe.seed,
+    )
+    _check_checkpoint(job, facts_of_run(plan, job, data.identity))
     on_gpus = job.device == "cuda" or (job.device == "auto" and torch.cuda.is_available())
+    if job.compiles and not on_gpus:
+        _check_compiler()
     if on_gpus and torch.cuda.device_count() < nodes.ranks:
         message = f"needs {nodes.ranks} GPUs on this node, it has {torch.cuda.device_count()}"
         hint = "--device cpu runs it slowly anywhere"
         raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
+
+
+def _check_compiler() -> None:
+    """What is compiled for CPUs goes through C++."""
+    wanted = os.environ.get("CXX", "g++")
+    if shutil.which(wanted) is None:
+        message = f"needs a C++ compiler on CPUs, there is no {wanted}"
+        hint = "install it, or name another in CXX"
+        raise InputError(Problem(where="--compile", message=message, hint=hint))
+
+
+def _check_checkpoint(job: Job, run: dict[str, Any]) -> None:
+    """The ranks go on from the last checkpoint: it is this run's, and there is more to do."""
+    shelf = Shelf(job.out / CHECKPOINTS)
+    found = shelf.latest()
+    if found is not None:
+        check_same_run(found.run, run, shelf.path(found.step))
+        check_not_done(found.step, job)
 
 
 def _check_port(nodes: Nodes) -> None:

@@ -13,11 +13,11 @@ from profiles.training import Optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from executor.job import Recipe
 
-__all__ = ["learning_rate", "make_optimizer"]
+__all__ = ["learning_rate", "make_optimizer", "set_steps", "states_of"]
 
 MATRIX = 2  # dims of a parameter that decays
 
@@ -53,3 +53,21 @@ def make_optimizer(
         return torch.optim.Adam(options, lr=recipe.lr, betas=recipe.betas, fused=True)
     assert kind is Optimizer.ADAMW
     return torch.optim.AdamW(options, lr=recipe.lr, betas=recipe.betas, fused=True)
+
+
+def states_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What an optimizer keeps of a parameter beside the number of steps; zeros before the first."""
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+    names = ("momentum_buffer",) if is_sgd else ("exp_avg", "exp_avg_sq")
+    own = optimizer.state[parameter]
+    for name in names:
+        if name not in own:
+            own[name] = torch.zeros_like(parameter)
+    return {name: own[name] for name in names}
+
+
+def set_steps(optimizer: torch.optim.Optimizer, done: int) -> None:
+    """Let an optimizer go on as after so many steps."""
+    for parameter, own in optimizer.state.items():
+        if not isinstance(optimizer, torch.optim.SGD):
+            own["step"] = torch.tensor(float(done), device=parameter.device)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
 from executor.mesh import shards
 from executor.models.chain import Chain
+from executor.models.experts import NativeExperts
 from executor.models.parameters import initialise, split_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from costmodel.layout import Chunk, Strategy
     from executor.mesh import RankMesh
@@ -40,7 +43,13 @@ def parallelize(
     """The chunk on this rank: built on the meta device, split over tp, wrapped for its ZeRO stage,
     then filled, so that no rank ever holds more than its part.
     """
-    chain = Chain(model, chunk, mesh.tensor_group, num_tokens=num_tokens)
+    chain = Chain(
+        model,
+        chunk,
+        mesh.groups,
+        num_tokens=num_tokens,
+        before=mesh.layout.strategy_before(chunk),
+    )
     chain.to(numbers.master)
     split_parameters(chain)
     data_parallel = DataParallel(chain, mesh, numbers)
@@ -60,30 +69,88 @@ class DataParallel:
     """
 
     def __init__(self, chain: Chain, mesh: RankMesh, numbers: Numbers) -> None:
-        """Wrap each layer of ``chain``; a matrix that two layers share makes them one unit."""
-        self.chain = chain
+        """Wrap each layer of ``chain``; a matrix that two layers share makes them one unit. Experts
+        are replicated over fewer ranks than the rest of their layer.
+        """
+        self.chain, self.mesh, self.numbers = chain, mesh, numbers
         self.units: list[tuple[FSDPModule, Strategy]] = []
+        self._unwrapped: set[nn.Parameter] = set()
         for layers, strategy in _units(chain):
-            if strategy.dp == 1 and not numbers.is_mixed:
+            experts = [
+                part
+                for each in layers
+                for part in each.modules()
+                if isinstance(part, NativeExperts)
+            ]
+            if not self._wraps(mesh.expert_replicas):
+                self._leave(experts)
+                experts = []
+            if shards(strategy) > 1:
+                self._shard(layers, strategy, experts)
                 continue
-            how: dict[str, Any] = {
-                "mesh": mesh.replicas(strategy),
-                "mp_policy": MixedPrecisionPolicy(
-                    param_dtype=numbers.compute, reduce_dtype=numbers.reduce
-                ),
-            }
-            if shards(strategy) == 1:
-                replicate(layers, **how)
-            else:
-                fully_shard(layers, reshard_after_forward=strategy.zero == WEIGHTS_SHARDED, **how)
-            for layer in layers[:1]:
-                assert isinstance(layer, FSDPModule)
-                self.units.append((layer, strategy))
-                layer.set_gradient_divide_factor(1.0)
-                layer.set_force_sum_reduction_for_comms(True)
+            for own in experts:
+                self._replicate([own], strategy, mesh.expert_replicas)
+            self._replicate(layers, strategy, mesh.replicas(strategy))
         if self.units:  # a root, whose layers share streams and prefetch one another
-            fully_shard(chain, mesh=mesh.replicas(self.units[0][1]), reshard_after_forward=False)
+            fully_shard(
+                chain,
+                mesh=mesh.replicas(self.units[0][1]),
+                reshard_after_forward=False,
+                ignored_params=self._unwrapped,
+            )
             self._prefetch()
+
+    def _wraps(self, over: DeviceMesh) -> bool:
+        """Whether there is anything to do for weights that these ranks hold."""
+        return over.size() > 1 or self.numbers.is_mixed
+
+    def _leave(self, modules: Iterable[nn.Module]) -> None:
+        """Without a wrapper."""
+        self._unwrapped |= {p for module in modules for p in module.parameters()}
+
+    def _replicate(self, modules: list[nn.Module], strategy: Strategy, over: DeviceMesh) -> None:
+        if not self._wraps(over):
+            self._leave(modules)
+            return
+        replicate(modules, mesh=over, mp_policy=self._policy, ignored_params=self._unwrapped)
+        self._add(modules, strategy)
+
+    def _shard(
+        self, layers: list[nn.Module], strategy: Strategy, experts: list[NativeExperts]
+    ) -> None:
+        """One unit: its experts are gathered and reduced with it, over their own ranks."""
+        apart = {parameter for own in experts for parameter in own.parameters()}
+        info = FSDPMeshInfo(self.mesh.expert_replicas, shard_mesh_dim=0)
+
+        def place(parameter: nn.Parameter) -> ShardPlacementResult | None:
+            return ShardPlacementResult(None, info) if parameter in apart else None
+
+        fully_shard(
+            layers,
+            mesh=self.mesh.replicas(strategy),
+            reshard_after_forward=strategy.zero == WEIGHTS_SHARDED,
+            shard_placement_fn=place if apart else None,
+            ignored_params=self._unwrapped,
+            mp_policy=self._policy,
+        )
+        self._add(layers, strategy)
+
+    @property
+    def _policy(self) -> MixedPrecisionPolicy:
+        """Routing weights stay wide, so inputs are not cast."""
+        return MixedPrecisionPolicy(
+            param_dtype=self.numbers.compute,
+            reduce_dtype=self.numbers.reduce,
+            cast_forward_inputs=False,
+        )
+
+    def _add(self, modules: list[nn.Module], strategy: Strategy) -> None:
+        """A unit, known by its first module."""
+        first = modules[0]
+        assert isinstance(first, FSDPModule)
+        self.units.append((first, strategy))
+        first.set_gradient_divide_factor(1.0)
+        first.set_force_sum_reduction_for_comms(True)
 
     def _prefetch(self) -> None:
         """Backward, each unit gathers the one before it. Left alone, FSDP follows the order of
@@ -94,7 +161,7 @@ class DataParallel:
         for number, unit in enumerate(units):
             before = units[max(0, number - 1)]
             unit.set_modules_to_backward_prefetch([before])
-        if self.chain.is_tied:
+        if self.chain.is_tied and isinstance(self.chain.embedding, FSDPModule):
             units[0].set_modules_to_backward_prefetch([units[-1]])
 
     def set_last_backward(self, *, last: bool) -> None:

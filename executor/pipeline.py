@@ -18,14 +18,13 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from costmodel.schedules import SCHEDULES
-from executor.models.ends import NativeEmbedding, NativeHead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch.distributed as dist
 
-    from costmodel.layout import Layout
+    from costmodel.layout import Layout, Strategy
     from executor.clock import Clock
     from executor.models.chain import Chain
     from executor.parallelize import DataParallel
@@ -100,8 +99,9 @@ class Accumulation:
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """See ``Passes``."""
         self.module.start()
-        size, total = self.layout.micro_batch, torch.zeros((), device=tokens.device)
-        for own, wanted in zip(tokens.split(size), targets.split(size), strict=True):
+        sizes = [self.layout.micro_batch_of(end) for end in self.layout.ends]
+        total = torch.zeros((), device=tokens.device)
+        for own, wanted in zip(tokens.split(sizes[0]), targets.split(sizes[1]), strict=True):
             with self.clock.busy("forward"):
                 loss = self.module(own, wanted)
             with self.clock.busy("backward"):
@@ -136,8 +136,8 @@ class Pipeline:
                 part.number,
                 len(layout.chunks),
                 device,
-                input_args=shapes.into(part.chain),
-                output_args=shapes.out_of(part.chain),
+                input_args=shapes.into(part.number),
+                output_args=shapes.out_of(part.number),
                 group=group,
             )
             for index, part in enumerate(parts)
@@ -196,24 +196,23 @@ class _Shapes:
     hidden: int
     dtype: torch.dtype
 
-    def _stream(self, chain: Chain, layer: str) -> Tensor:
-        strategy = chain.strategies[layer]
+    def _stream(self, strategy: Strategy) -> Tensor:
+        """What a layer of ``strategy`` hands on."""
         length = self.seq_len // (strategy.tp if strategy.sequence_parallel else 1)
-        shape = (self.layout.micro_batch, length, self.hidden)
+        shape = (self.layout.micro_batch_of(strategy), length, self.hidden)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
-    def into(self, chain: Chain) -> Tensor:
-        """The input of one micro-batch."""
-        first = next(iter(chain.layers))
-        if isinstance(chain.layers[first], NativeEmbedding):
-            shape = (self.layout.micro_batch, self.seq_len)
+    def into(self, number: int) -> Tensor:
+        """The input of one micro-batch of a chunk, as the layer before it hands it on."""
+        before = self.layout.strategy_before(self.layout.chunks[number])
+        if before is None:
+            shape = (self.layout.micro_batch_of(self.layout.ends[0]), self.seq_len)
             return torch.empty(shape, dtype=torch.int64, device="meta")
-        return self._stream(chain, first)
+        return self._stream(before)
 
-    def out_of(self, chain: Chain) -> Tensor:
-        """The output of one micro-batch."""
-        *_, last = chain.layers
-        if isinstance(chain.layers[last], NativeHead):
+    def out_of(self, number: int) -> Tensor:
+        """The output of one micro-batch of a chunk."""
+        if number == len(self.layout.chunks) - 1:
             wide = torch.promote_types(self.dtype, torch.float32)
             return torch.empty((), dtype=wide, device="meta", requires_grad=True)
-        return self._stream(chain, last)
+        return self._stream(self.layout.chunks[number].spans[-1].strategy)

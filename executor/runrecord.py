@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import RecomputeKind
-from planner.fingerprint import fingerprint
 from planner.measuredrun import RUN_KIND, group_of
+from profiles.fingerprint import fingerprint
 from profiles.layers import Block, Embedding, FeedForward
 
 if TYPE_CHECKING:
@@ -64,10 +64,20 @@ def steady(steps: Sequence[StepFacts]) -> list[StepFacts]:
 
 
 def run_document(
-    plan: Plan, steps: Sequence[StepFacts], ranks: Sequence[RankFacts], *, software: dict[str, str]
+    plan: Plan,
+    steps: Sequence[StepFacts],
+    ranks: Sequence[RankFacts],
+    *,
+    software: dict[str, str],
+    earlier: Sequence[dict[str, Any]] = (),
+    name: str = "",
 ) -> dict[str, Any]:
-    """The whole record. Steps of the median leave out the first two."""
-    step_s = median(each.step_s for each in steady(steps))
+    """The whole record. Steps of the median leave out the first two.
+
+    ``earlier``: steps that the run did when it was started before, maybe under other plans, as its
+    log has them: part of its curve, and of nothing that was measured. ``name``: the plan's.
+    """
+    step_s, facts = median(each.step_s for each in steady(steps)), StepFacts.__dataclass_fields__
     own, training = plan.estimate, plan.inputs.training
     used = plan.layout.mesh.num_ranks
     flop = plan.inputs.context.model_flop_per_sequence * training.global_batch
@@ -77,6 +87,7 @@ def run_document(
         "schema_version": 1,
         "kind": RUN_KIND,
         "software": software,
+        "first_step": steps[0].step,
         "measured": {
             "step_s": step_s,
             "tokens_per_s": training.tokens / step_s,
@@ -104,7 +115,8 @@ def run_document(
             {name: getattr(each, name) for name in RankFacts.__dataclass_fields__} for each in ranks
         ],
         "steps": [
-            {name: getattr(each, name) for name in StepFacts.__dataclass_fields__} for each in steps
+            *({**{key: each[key] for key in facts}, "plan": each["plan"]} for each in earlier),
+            *({**{key: getattr(each, key) for key in facts}, "plan": name} for each in steps),
         ],
         "row": _row(plan, step_s, ranks, software),
     }
@@ -159,12 +171,12 @@ def _row(
         "zero_stage": _zero(plan),
         "recompute": _recompute(plan),
         "precision": training.precision.value,
-        "attn_kernel": f"{training.attention.value} (eager)",
+        "attn_kernel": f"{training.attention.value} ({software['mode']})",
         "step_time_s": step_s,
         "peak_mem_gib": None if allocated is None else allocated / GIB,
         "mem_basis": "" if allocated is None else "allocated",
         "outcome": "ok",
-        "notes": f"torch {'.'.join(software['torch'].split('.')[:2])}, eager",
+        "notes": f"torch {'.'.join(software['torch'].split('.')[:2])}, {software['mode']}",
         "full_config": True,
         "trust": "high",
         "mode": "pretrain",
@@ -173,23 +185,34 @@ def _row(
 
 
 def _shape(plan: Plan) -> dict[str, Any]:
-    """Sizes of the model, of its first block."""
+    """Sizes of the model: of its first dense block and of its first one with experts."""
     model = plan.inputs.model
-    block = next(run.layer for run in model.runs if isinstance(run.layer, Block))
+    blocks = [(run.layer, run.count) for run in model.runs if isinstance(run.layer, Block)]
     first = model.layers[0]
     assert isinstance(first, Embedding)
-    assert isinstance(block.feed_forward, FeedForward)
-    return {
+    block = blocks[0][0]
+    shape = {
         "layers": model.num_blocks,
         "hidden": block.hidden,
-        "ffn_hidden": block.feed_forward.ffn_hidden,
-        "gated_mlp": block.feed_forward.gated,
         "heads": block.attention.heads,
         "kv_heads": block.attention.kv_heads,
         "head_dim": block.attention.head_dim,
         "vocab": first.vocab,
         "tied_embeddings": model.tied,
+        "gated_mlp": block.feed_forward.gated,
     }
+    for each, _ in reversed(blocks):
+        own = each.feed_forward
+        if isinstance(own, FeedForward):
+            shape["ffn_hidden"] = own.ffn_hidden
+        else:
+            shape |= {"num_experts": own.num_experts, "topk": own.top_k}
+            shape |= {"moe_ffn_hidden": own.expert_hidden, "shared_ffn_hidden": own.shared_hidden}
+    if "num_experts" in shape:
+        shape["dense_layers"] = sum(
+            count for each, count in blocks if isinstance(each.feed_forward, FeedForward)
+        )
+    return shape
 
 
 def _zero(plan: Plan) -> str:
@@ -198,7 +221,7 @@ def _zero(plan: Plan) -> str:
         (span for chunk in plan.layout.chunks for span in chunk.spans),
         key=lambda span: span.stop - span.first,
     ).strategy
-    if own.zero and own.shard_group < own.dp:
+    if own.zero and own.shard_group < own.dp * own.cp:
         return f"{own.zero} (shard over {own.shard_group})"
     return str(own.zero)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Traffic", "TrafficLog"]
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+ALL_TO_ALL: Final = "all-to-all"
 SEND, RECEIVE = "send", "receive"
 OTHER: Final = "ends"  # no axis: the two stages that hold a tied matrix
 # Operator -> kind, and which argument is the whole tensor.
@@ -30,6 +31,7 @@ LEGACY: Final = {
     "recv_": (RECEIVE, 0),
     "broadcast_": ("broadcast", 0),
     "allgather_": (ALL_GATHER, 0),
+    "alltoall_base_": (ALL_TO_ALL, 1),
 }
 FUNCTIONAL: Final = {
     "all_reduce": ALL_REDUCE,
@@ -42,7 +44,8 @@ FUNCTIONAL: Final = {
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Counts and bytes by (kind, axis). Bytes are those of the whole tensor, before a
-    reduce-scatter and after an all-gather, as the cost model counts them.
+    reduce-scatter and after an all-gather, and of all that a rank gives in an all-to-all, to itself
+    as well, as the cost model counts them.
     """
 
     counts: Mapping[tuple[str, str], int]
@@ -59,12 +62,17 @@ class Traffic:
 class TrafficLog(TorchDispatchMode):
     """Counts the collectives that run inside it, those of backward passes too."""
 
-    def __init__(self, axes: Mapping[frozenset[int], str]) -> None:
-        """``axes``: names of groups of ranks."""
+    def __init__(self, axes: Mapping[str, str]) -> None:
+        """``axes``: what groups are called, by torch's names of them."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self.axes = axes
         self.counts: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run as they are; their collectives are operators like others."""
+        return True
 
     @property
     def traffic(self) -> Traffic:
@@ -94,10 +102,9 @@ class TrafficLog(TorchDispatchMode):
             size = _nbytes(args[0]) * parts
         else:
             return
-        ranks = frozenset(dist.get_process_group_ranks(group))
-        if len(ranks) == 1:
+        if group.size() == 1:
             return
-        key = (kind, self.axes.get(ranks, OTHER))
+        key = (kind, self.axes.get(group.group_name, OTHER))
         self.counts[key] += 1
         self.bytes[key] += size
 

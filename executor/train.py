@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from executor.checkpoint import Checkpoints
+from executor.checkpointfiles import Shelf
 from executor.data import open_data
+from executor.failures import JobError
 from executor.job import check_plan
 from executor.planned import planned_traffic
-from executor.progress import Progress
+from executor.progress import Progress, logged_steps
+from executor.resuming import CHECKPOINTS, changes, check_not_done, facts_of_run
 from executor.runrecord import RankFacts, StepFacts, run_document
 from executor.traffic import Traffic, TrafficLog
 from executor.trainer import Trainer
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 KIB = 1024
+LOG = "log.jsonl"
 COUNTED = 1  # step whose collectives are counted; in the first, stages also agree on shapes
 
 
@@ -44,7 +49,7 @@ def train(job: Job) -> None:
     Raises ``InputError`` where the job does not fit the plan or the data.
     """
     plan = load_plan(job.plan)
-    check_plan(plan, str(job.plan))
+    check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_world(plan, job)
     device = _device(job.device)
     if device.type == "cpu":
@@ -87,11 +92,33 @@ class _Run:
             job.recipe,
             device=device,
             num_steps=job.steps,
+            compiles=job.compiles,
         )
+        self.progress = self._progress()
+        self.checkpoints = Checkpoints(
+            Shelf(job.out / CHECKPOINTS),
+            self.trainer,
+            facts_of_run(plan, job, self.data.identity),
+            keep=job.keep,
+            tell=self.progress.say,
+        )
+        self.first = 0  # step of this start of the run
         self.passes: list[dict[str, float]] = []
         self.steps: list[StepFacts] = []
         self.ran = Traffic({}, {})
         self.started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+
+    def _progress(self) -> Progress:
+        training, used = self.plan.inputs.training, self.plan.layout.mesh.num_ranks
+        rate = self.plan.inputs.cluster.slowest_device.peak_flop_per_s[training.precision.gemm]
+        flop = self.plan.inputs.context.model_flop_per_sequence * training.global_batch
+        return Progress(
+            self.job.out / LOG,
+            plan=str(self.job.plan),
+            num_steps=self.job.last,
+            flop_of_a_step=flop,
+            peak=rate * used,
+        )
 
     def _open_data(self) -> Sequences:
         training, first = self.plan.inputs.training, self.plan.inputs.model.layers[0]
@@ -105,28 +132,40 @@ class _Run:
         )
 
     def run(self) -> None:
-        """All steps, then the record."""
-        context = self.plan.inputs.context
-        training, used = self.plan.inputs.training, self.plan.layout.mesh.num_ranks
-        rate = self.plan.inputs.cluster.slowest_device.peak_flop_per_s[training.precision.gemm]
-        progress = Progress(
-            self.job.out / "log.jsonl",
-            num_steps=self.job.steps,
-            flop_of_a_step=context.model_flop_per_sequence * training.global_batch,
-            peak=rate * used,
-        )
+        """The steps that are not done yet, then the record."""
+        self._resume()
+        every, last = self.job.checkpoint_every, self.job.last
         is_first = dist.get_rank() == 0
-        with progress if is_first else nullcontext():
-            for step in range(self.job.steps):
+        with self.progress if is_first else nullcontext():
+            for step in range(self.first, last):
                 facts = self._step(step)
                 if is_first:
-                    progress.tell(facts, self._memory()[2])
+                    self.progress.tell(facts, self._memory()[2])
+                self.checkpoints.look()
+                if every and ((step + 1) % every == 0 or step + 1 == last):
+                    self.checkpoints.save()
+            self.checkpoints.wait()
         self._record()
+        if self.checkpoints.lost is not None:
+            raise JobError(f"the last checkpoint could not be written: {self.checkpoints.lost}")
+
+    def _resume(self) -> None:
+        """Go on behind the last whole checkpoint, if there is one."""
+        found = self.checkpoints.load()
+        if found is None:
+            return
+        check_not_done(found.step, self.job)
+        self.first = self.progress.first = found.step
+        if dist.get_rank() == 0:
+            changed = changes(found.run, self.checkpoints.run)
+            self.progress.say(
+                f"going on from step {found.step}" + (f", with {changed}" if changed else "")
+            )
 
     def _step(self, step: int) -> StepFacts:
         tokens, targets = self._batch(step)
         began_s = time.perf_counter()
-        if step == min(COUNTED, self.job.steps - 1):  # once: later steps run the same
+        if step == min(self.first + COUNTED, self.job.last - 1):  # once: later steps run the same
             with TrafficLog(self.trainer.mesh.axes) as log:
                 result = self.trainer.step(tokens, targets)
             self.ran = log.traffic
@@ -148,12 +187,16 @@ class _Run:
         return facts
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sequences of this replica of a step."""
-        batch = self.plan.inputs.training.global_batch
-        share = batch // self.plan.layout.mesh.dp
-        first = step * batch + self.trainer.mesh.replica * share
-        rows = self.data.rows(first, share).to(self.device, non_blocking=True)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        """The tokens and targets of this rank of a step."""
+        first, last = self.trainer.sequences
+        tokens = self._rows(step, first)
+        targets = tokens if first == last else self._rows(step, last)
+        return tokens[:, :-1].contiguous(), targets[:, 1:].contiguous()
+
+    def _rows(self, step: int, sequences: list[range]) -> torch.Tensor:
+        begin = step * self.plan.inputs.training.global_batch
+        rows = torch.cat([self.data.rows(begin + own.start, len(own)) for own in sequences])
+        return rows.to(self.device, non_blocking=True)
 
     def _memory(self) -> tuple[int | None, int | None, int]:
         """Peak bytes: allocated, reserved, and of the device (on a CPU, of the process)."""
@@ -197,8 +240,17 @@ class _Run:
         software = {
             "torch": torch.__version__,
             "device": self.device.type,
+            "mode": "compiled" if self.job.compiles else "eager",
             "started": self.started,
         }
         ranks = [RankFacts(**each) for each in facts]
-        document = run_document(self.plan, self.steps, ranks, software=software)
+        earlier = logged_steps(self.job.out / LOG, self.first)
+        document = run_document(
+            self.plan,
+            self.steps,
+            ranks,
+            software=software,
+            earlier=earlier,
+            name=str(self.job.plan),
+        )
         save_text(json.dumps(document, indent=2) + "\n", self.job.out / "run.json", force=True)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import Clock
+from executor.compiling import compile_blocks
 from executor.gradients import TiedEnds, scale_gradients, squared_norm, sum_partial
 from executor.mesh import RankMesh
 from executor.optimizer import learning_rate, make_optimizer
@@ -49,8 +50,9 @@ class Trainer:
         device: torch.device,
         num_steps: int,
         numbers: Numbers | None = None,
+        compiles: bool = False,
     ) -> None:
-        """``numbers``: other types than the training run's."""
+        """``numbers``: other types than the training run's; ``compiles``: its blocks."""
         self.layout, self.recipe, self.num_steps = layout, recipe, num_steps
         self.device = device
         self.numbers = numbers or numbers_of(training)
@@ -72,6 +74,8 @@ class Trainer:
             for number, chunk in enumerate(layout.chunks)
             if chunk.stage == self.mesh.stage
         ]
+        for part in self.parts if compiles else ():
+            compile_blocks(part.chain)
         self.tied = TiedEnds(model, layout, self.parts)
         self.passes = self._passes(model, training)
         self.optimizer = make_optimizer(training.optimizer, self.parameters(), recipe)
@@ -86,7 +90,7 @@ class Trainer:
             self.parts,
             self.mesh.pipeline,
             self.clock,
-            seq_len=training.seq_len,
+            seq_len=training.seq_len // self.layout.mesh.cp,
             hidden=model.hidden,
             dtype=self.numbers.activations,
             device=self.device,
@@ -105,25 +109,33 @@ class Trainer:
         """Parameter elements that this rank holds between steps."""
         return sum(getattr(p, "_local_tensor", p).numel() for p in self.parameters())
 
+    @property
+    def sequences(self) -> tuple[list[range], list[range]]:
+        """Those of a step's batch whose tokens and whose targets this rank takes."""
+        first, last = (self.mesh.sequences(end) for end in self.layout.ends)
+        return first, last
+
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
-        """Run the passes on this replica's sequences; loss and norm, the same on all ranks."""
+        """Run the passes on this rank's ``sequences``; loss and norm, the same on all ranks."""
         total, square = self.totals(tokens, targets).tolist()
         return float(total), float(square) ** 0.5
 
     def totals(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The same on the device, the norm squared."""
-        loss = self.passes.run(tokens, targets)
-        own = self.parameters()
-        sum_partial(own)
+        own = (self.mesh.context.own(each, 1).contiguous() for each in (tokens, targets))
+        loss = self.passes.run(*own)
+        parameters = self.parameters()
+        sum_partial(parameters)
         self.tied.sum()
-        squares = squared_norm(own, self.tied.copies)
-        counted = loss if self.mesh.tensor_rank == 0 else torch.zeros_like(loss)
+        squares = squared_norm(parameters, self.tied.copies)
+        is_first = self.mesh.tensor_group(self.layout.ends[1]).rank == 0
+        counted = loss if is_first else torch.zeros_like(loss)
         sums = torch.stack((counted.double(), squares.double()))
         dist.all_reduce(sums)
         return sums
 
     def step(self, tokens: Tensor, targets: Tensor) -> StepResult:
-        """One optimizer step on the global batch, of which these are this replica's sequences."""
+        """One optimizer step on the global batch, of which these are this rank's ``sequences``."""
         loss, norm = self.gradients(tokens, targets)
         clip = self.recipe.clip
         if clip and norm > clip:

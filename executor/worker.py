@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from executor.failures import TOLD_HERE, leave_note
-from executor.job import DEVICES, Job, Recipe
+from executor.job import CHECKPOINT_EVERY, DEVICES, KEEP, Job, Recipe
 from profiles.errors import ExitCode, ParplanError
 
 __all__ = ["main"]
@@ -30,6 +30,10 @@ def parse(arguments: list[str]) -> Job:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--checkpoint-every", type=int, default=CHECKPOINT_EVERY)
+    parser.add_argument("--keep", type=int, default=KEEP)
+    parser.add_argument("--stop-at", type=int)
+    parser.add_argument("--compile", action="store_true", dest="compiles")
     for name in ("lr", "weight-decay", "clip"):
         parser.add_argument(f"--{name}", type=float, default=getattr(usual, name.replace("-", "_")))
     for name in ("warmup", "seed"):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         question_of,
     )
     from planner.planreader import load_plan
+    from planner.profiled import with_profiles
     from planner.restrictions import parse_restrictions
     from planner.schedulerun import run_schedule
     from planner.smallest import Smallest, plan_smallest
@@ -73,6 +74,7 @@ __all__ = [
     "run_schedule",
     "save_plan",
     "schema_kinds",
+    "with_profiles",
 ]
 
 _MODULES: Final = {
@@ -107,6 +109,7 @@ _MODULES: Final = {
     "run_schedule": "schedulerun",
     "save_plan": "plandocument",
     "schema_kinds": "planfile",
+    "with_profiles": "profiled",
 }
 
 

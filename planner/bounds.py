@@ -73,6 +73,7 @@ class CandidateBounds:
         self.usable = fit_limit(context, min_fit)
         self.times = LeastTimes(context)
         self._flights: dict[object, tuple[float, ...]] = {}
+        self._known_resident: dict[object, float] = {}
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
@@ -297,13 +298,18 @@ class CandidateBounds:
 
     def _resident(self, candidate: Candidate, c: int) -> float:
         """States of a layer, in the unit of the rooms."""
-        cost = self.times.cost(candidate.degrees, c, NO_RECOMPUTE)
-        training, zero = self.context.training, candidate.zero
-        total = state_bytes(cost.dense_params, zero, candidate.shard_group, training).total
-        if cost.expert_params:
-            shards = candidate.mesh.expert_dp
-            total += state_bytes(cost.expert_params, zero, shards, training).total
-        return self.context.beside_activations(total)
+        degrees, zero, group = candidate.degrees, candidate.zero, candidate.shard_group
+        ways = (degrees.tp, degrees.cp * degrees.dp, degrees.ep, degrees.expert_tp)
+        key = (c, *ways, zero, group)
+        if key not in self._known_resident:
+            cost = self.times.cost(degrees, c, NO_RECOMPUTE)
+            training = self.context.training
+            total = state_bytes(cost.dense_params, zero, group, training).total
+            if cost.expert_params:
+                shards = candidate.mesh.expert_dp
+                total += state_bytes(cost.expert_params, zero, shards, training).total
+            self._known_resident[key] = self.context.beside_activations(total)
+        return self._known_resident[key]
 
     def _rooms(self, candidate: Candidate, working: int) -> list[tuple[float, float]]:
         """(micro-batches in flight, bytes for blocks) of each stage."""

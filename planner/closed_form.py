@@ -9,6 +9,8 @@ in proportion to the layers.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from planner.counts import Choices, Option, best_counts
@@ -53,6 +55,18 @@ def solve(problem: SearchProblem) -> Solution | None:
     return found[0] if found else None
 
 
+class Level(NamedTuple):
+    """What each class may take on a stage within some working memory, and the steps from option to
+    option: (time for each byte, bytes of a layer, class), cheapest first.
+    """
+
+    choices: tuple[Choices, ...]
+    savings: list[tuple[float, int, int]]
+
+
+Key = tuple[int, tuple[int, ...]]  # the first stage with that memory, layers of each class
+
+
 class CountingStages:
     """Solves stages by class counts and remembers them: stages that are alike are one."""
 
@@ -64,72 +78,81 @@ class CountingStages:
             self._rows.setdefault((problem.memory[s], problem.limit[s]), s)
             for s in range(problem.num_stages)
         ]
-        self._answers: dict[tuple[int, tuple[int, ...]], Answer | None] = {}
+        self._working = [
+            sorted({problem.working[c][j] for j in own}) for c, own in enumerate(problem.allowed)
+        ]
+        self._bounds: dict[Key, float] = {}
+        self._answers: dict[Key, Answer | None] = {}
         self._choices: dict[tuple[int, int, int], Choices] = {}
-        self._cheapest: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+        self._levels: dict[tuple[int, tuple[int, ...]], Level] = {}
         self._fronts: dict[tuple[int, int, tuple[int, ...]], Front] = {}
 
     def time_ns(self, stage: int, first: int, stop: int) -> int | None:
         """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
-        answer = self._answer(stage, first, stop)
+        key = self._key(stage, first, stop)
+        if key not in self._answers:
+            self._answers[key] = self._solve(*key)
+        answer = self._answers[key]
         return None if answer is None else answer.time + self.problem.stage_ns[stage]
+
+    def least_ns(self, stage: int, first: int, stop: int) -> float:
+        """What that time cannot be below: the relaxation beside the least working memory."""
+        return self._least(self._key(stage, first, stop)) + self.problem.stage_ns[stage]
 
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
         """Strategies of that answer; equal layers in order of strategy number."""
-        answer = self._answer(stage, first, stop)
+        answer = self._answers[self._key(stage, first, stop)]
         assert answer is not None
         pools = {c: iter(own) for c, own in answer.strategies().items()}
         return tuple(next(pools[c]) for c in self.problem.chain[first:stop])
 
-    def _answer(self, stage: int, first: int, stop: int) -> Answer | None:
-        key = (self._row[stage], self.problem.class_counts(first, stop))
-        if key not in self._answers:
-            self._answers[key] = self._solve(*key)
-        return self._answers[key]
+    def _key(self, stage: int, first: int, stop: int) -> Key:
+        """What decides a stage's answer."""
+        return self._row[stage], self.problem.class_counts(first, stop)
+
+    def _least(self, key: Key) -> float:
+        """What no answer beats: all options, beside the least working memory of any."""
+        if key not in self._bounds:
+            stage, counts = key
+            least = max(own[0] for own, count in zip(self._working, counts, strict=True) if count)
+            room = self.problem.limit[stage] - least
+            self._bounds[key] = _relaxed(self._level(stage, INFINITE), counts, room)
+        return self._bounds[key]
 
     def _solve(self, stage: int, counts: tuple[int, ...]) -> Answer | None:
         """Try each amount of working memory that may be set aside, the most generous first; a
         smaller one is only worth trying if its relaxation beats the best answer.
         """
         best: Answer | None = None
-        for level in reversed(self.problem.working_levels):
+        present = (own for own, count in zip(self._working, counts, strict=True) if count)
+        for level in sorted(set(chain.from_iterable(present)), reverse=True):
             worth = INFINITE if best is None else best.time
-            if self._relaxed(stage, counts, level) < worth:
+            room = self.problem.limit[stage] - level
+            if _relaxed(self._level(stage, level), counts, room) < worth:
                 best = self._within(stage, counts, level, worth) or best
         return best
 
-    def _relaxed(self, stage: int, counts: tuple[int, ...], level: int) -> float:
-        """Least time with fractional counts: from the fastest options on, bytes are saved where
-        each costs least.
-        """
-        over, time = level - self.problem.limit[stage], 0.0
-        for c, count in enumerate(counts):
-            if count:
-                options = self._allowed(stage, c, level).options
-                if not options:
-                    return INFINITE
-                over += count * options[0].memory
-                time += count * options[0].time
-        for slope, saved, c in self._savings(stage, level):
-            if over <= 0:
-                break
-            moved = min(over, counts[c] * saved)
-            over -= moved
-            time += moved * slope
-        return time if over <= 0 else INFINITE
-
-    def _savings(self, stage: int, level: int) -> list[tuple[float, int, int]]:
-        """(time for each byte, bytes of a layer, class) of the steps between options, cheapest
-        first.
-        """
-        key = (stage, level)
-        if key not in self._cheapest:
-            self._cheapest[key] = sorted(
-                (slope, saved, c)
-                for c in range(len(self.problem.allowed))
-                for slope, saved in self._allowed(stage, c, level).savings
+    def _level(self, stage: int, level: float) -> Level:
+        within = tuple(bisect_right(own, level) for own in self._working)
+        if (stage, within) not in self._levels:
+            choices = tuple(self._allowed(stage, c, number) for c, number in enumerate(within))
+            savings = sorted(
+                (slope, saved, c) for c, own in enumerate(choices) for slope, saved in own.savings
             )
-        return self._cheapest[key]
+            self._levels[stage, within] = Level(choices, savings)
+        return self._levels[stage, within]
+
+    def _allowed(self, stage: int, c: int, number: int) -> Choices:
+        """The options of a class with the ``number`` least amounts of working memory."""
+        key = (stage, c, number)
+        if key not in self._choices:
+            problem, within = self.problem, self._working[c][:number]
+            self._choices[key] = Choices(
+                Option(problem.time_ns[c][j], problem.memory[stage][c][j], j)
+                for j in problem.allowed[c]
+                if problem.working[c][j] in within
+            )
+        return self._choices[key]
 
     def _within(
         self, stage: int, counts: tuple[int, ...], level: int, worth: float
@@ -137,12 +160,10 @@ class CountingStages:
         """The best answer below ``worth`` with working memory up to ``level``; every class must
         have options within it.
         """
+        choices = self._level(stage, level).choices
         main = max(
             range(len(counts)),
-            key=lambda c: (
-                counts[c] > 0 and len(self._allowed(stage, c, level).options) > 1,
-                counts[c],
-            ),
+            key=lambda c: (counts[c] > 0 and len(choices[c].options) > 1, counts[c]),
         )
         count, room = counts[main], self.problem.limit[stage] - level
         others = self._front(stage, level, (*counts[:main], 0, *counts[main + 1 :]))
@@ -153,7 +174,7 @@ class CountingStages:
                 return None
             return Answer(pair[0], (), ((others, pair[1]), (own, pair[2])))
         time, memory = int(others.times[0]), int(others.memories[0])
-        found = best_counts(self._allowed(stage, main, level), count, room - memory, worth - time)
+        found = best_counts(choices[main], count, room - memory, worth - time)
         if found is None:
             return None
         mix = tuple((main, j, number) for j, number in found.mix)
@@ -169,19 +190,29 @@ class CountingStages:
                 for number in range(1, count + 1):
                     shorter = (stage, level, (*counts[:c], number))
                     if shorter not in self._fronts:
-                        own = self._allowed(stage, c, level).options
+                        own = self._level(stage, level).choices[c].options
                         self._fronts[shorter] = front.longer(c, own)
                     front = self._fronts[shorter]
             self._fronts[key] = front
         return front
 
-    def _allowed(self, stage: int, c: int, level: int) -> Choices:
-        key = (stage, c, level)
-        if key not in self._choices:
-            problem = self.problem
-            self._choices[key] = Choices(
-                Option(problem.time_ns[c][j], problem.memory[stage][c][j], j)
-                for j in problem.allowed[c]
-                if problem.working[c][j] <= level
-            )
-        return self._choices[key]
+
+def _relaxed(level: Level, counts: tuple[int, ...], room: int) -> float:
+    """Least time in ``room`` with fractional counts: from the fastest options on, bytes are saved
+    where each costs least.
+    """
+    over, time = -room, 0.0
+    for count, own in zip(counts, level.choices, strict=True):
+        if count:
+            if not own.options:
+                return INFINITE
+            fastest = own.options[0]
+            over += count * fastest.memory
+            time += count * fastest.time
+    for slope, saved, c in level.savings:
+        if over <= 0:
+            break
+        moved = min(over, counts[c] * saved)
+        over -= moved
+        time += moved * slope
+    return time if over <= 0 else INFINITE

@@ -3,7 +3,8 @@ position, the undominated pairs (sum of stage times, greatest stage time).
 
 Both terms of the objective grow with both numbers, so the front of the last position holds the
 optimum. A state is dropped when even the fastest layers for the rest cannot keep its sum or its
-greatest time below the limits that the caller derives from the best layout it already has.
+greatest time below the limits that the caller derives from the best layout it already has, or when
+the stages left cannot hold so many layers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class StageSolver(Protocol):
         """Least time that keeps the stage's limit, None if nothing does."""
         ...
 
+    def least_ns(self, stage: int, first: int, stop: int) -> float:
+        """What that time cannot be below, known at little cost. Fewer layers have no more."""
+        ...
+
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
         """The strategies of that time, one per layer."""
         ...
@@ -48,7 +53,8 @@ def best_cuts(
     """
     layers, stages, least = len(problem.chain), problem.num_stages, problem.least_time_ns
     states: dict[int, list[State]] = {0: [(0, 0, ())]}
-    if layers < stages * problem.least_layers:
+    earliest = _earliest_starts(problem, solver, greatest_limit_ns)
+    if earliest is None:
         return []
     for stage in range(stages):
         left = stages - stage - 1
@@ -57,11 +63,10 @@ def best_cuts(
             most, handover = layers - left * problem.least_layers, problem.handover(first)
             if handover >= greatest_limit_ns:
                 continue
-            stops = range(first + problem.least_layers if left else layers, most + 1)
-            for stop in stops:
+            for stop in range(max(first + problem.least_layers, earliest[stage + 1]), most + 1):
                 rest = least[layers] - least[stop]
-                if left and rest >= greatest_limit_ns * left:
-                    continue
+                if solver.least_ns(stage, first, stop) >= greatest_limit_ns:
+                    break
                 time = solver.time_ns(stage, first, stop)
                 if time is None or time >= greatest_limit_ns:
                     break
@@ -75,6 +80,32 @@ def best_cuts(
         states = {stop: _front(found) for stop, found in reached.items() if found}
     solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
+
+
+def _earliest_starts(
+    problem: SearchProblem, solver: StageSolver, greatest_limit_ns: float
+) -> list[int] | None:
+    """The first layer from which the stages from each on can hold the rest of the chain, all below
+    the limit, and the end of the chain; None if all of them cannot.
+    """
+    least, stop = problem.least_layers, len(problem.chain)
+    earliest, held = [stop], least
+    for stage in reversed(range(problem.num_stages)):
+
+        def holds(count: int, stage: int = stage, stop: int = stop) -> bool:
+            return solver.least_ns(stage, stop - count, stop) < greatest_limit_ns
+
+        most = stop - stage * least
+        held = min(held, most)
+        while held >= least and not holds(held):
+            held -= 1
+        if held < least:
+            return None
+        while held < most and holds(held + 1):
+            held += 1
+        stop -= held
+        earliest.append(stop)
+    return None if stop else earliest[::-1]
 
 
 def even_cuts(

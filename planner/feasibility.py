@@ -230,7 +230,9 @@ def _fits_changed(
         more = last.count + num_nodes - cluster.num_nodes
         cluster = replace(cluster, groups=(*kept, NodeGroup(last.node, more)))
     training = training or context.training
-    changed = CostContext(context.model, cluster, training, context.calibration)
+    changed = CostContext(
+        context.model, cluster, training, context.calibration, profile=context.profile
+    )
     wider = SearchSpace(
         context.model,
         cluster,

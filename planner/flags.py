@@ -73,6 +73,7 @@ INPUT_FLAGS: Final = (
     Flag("fused-kernels", "Norms, activations, RoPE.", "fused", Kind.EITHER),
     Flag("stack", "Software stack whose calibration is used.", "the datasheet's"),
     Flag("calibration", "Calibration YAML of your own.", metavar="FILE"),
+    Flag("profile", "Measured layers and links; repeatable.", kind=Kind.MANY, metavar="FILE"),
 )
 SEARCH_FLAGS: Final = (
     Flag("micro-batch", "Sequences a pass.", "the search chooses", Kind.NUMBER),

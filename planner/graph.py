@@ -52,6 +52,10 @@ class GraphStages:
         best = self._solved(stage, first, stop)
         return None if best is None else best[0] + self.problem.stage_ns[stage]
 
+    def least_ns(self, stage: int, first: int, stop: int) -> float:
+        """What that time cannot be below."""
+        return self.problem.least_stage_ns(stage, first, stop)
+
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
         """Strategies of that time, one per layer."""
         best = self._solved(stage, first, stop)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from costmodel.context import CostContext
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
+    from profiles.measured import Profile
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
@@ -31,6 +32,7 @@ class Inputs:
 
     A reference is a catalogue name, a shorthand or a path from here (empty: the value's name).
     ``calibration_ref`` is the path of a file of the user's, ``stack`` what was asked for by name.
+    ``profile``: what was measured, of the files ``profile_refs`` (see ``planner.profiled``).
     """
 
     model: ModelSpec
@@ -41,6 +43,8 @@ class Inputs:
     cluster_ref: str = ""
     calibration_ref: str | None = None
     stack: str | None = None
+    profile: Profile | None = None
+    profile_refs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -48,7 +52,9 @@ class Inputs:
         """What estimates are asked of; it remembers costs."""
         from costmodel.context import CostContext  # noqa: PLC0415 - imports numpy, slowly
 
-        return CostContext(self.model, self.cluster, self.training, self.calibration)
+        return CostContext(
+            self.model, self.cluster, self.training, self.calibration, profile=self.profile
+        )
 
     def with_training(self, **changes: Any) -> Inputs:
         """The same inputs with another training run."""

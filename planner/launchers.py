@@ -83,7 +83,8 @@ class LauncherRules:
     exchange tokens lie inside a shard group; ``experts_in_copies``: each copy of the states has as
     many replicas of the experts. ``recompute_needs_zero``: the wrapper that shards is the one that
     recomputes. ``empty_stages``: a stage may hold no block. ``mixes_degrees``: layers of one job
-    may differ in tp, dp and ZeRO stage.
+    may differ in tp, dp and ZeRO stage; ``tied_alike``: but not an embedding and a head that share
+    a matrix.
     """
 
     name: str
@@ -104,6 +105,7 @@ class LauncherRules:
     experts_in_copies: bool = False
     mixing: Mixing = Mixing.WHOLE_MODEL
     mixes_degrees: bool = False
+    tied_alike: bool = False
     selective: bool = True
     recompute_needs_zero: bool = False
     uneven_stages: bool = True
@@ -212,9 +214,8 @@ LAUNCHERS = {
             fills_stages=("1f1b",),
             rank_orders=None,
             mixing=Mixing.PER_LAYER,
-            context=False,
-            experts=False,
-            expert_tensor=False,
+            mixes_degrees=True,
+            tied_alike=True,
         ),
         LauncherRules(
             name="megatron",

@@ -55,9 +55,13 @@ def best_mix(
     for finalist in reversed(groups.values()):
         if finalist.layout.num_chunks > 1:
             continue
-        found = _mixed(context, space, finalist, min_fit)
-        if found is not None and found.estimate.step_s < limit_s:
-            best, limit_s = found, found.estimate.step_s
+        options = tuple(_options(space, finalist))
+        if len(options) == len(finalist.candidate.recomputes):
+            continue
+        for ends in _ends(context, space, options):
+            found = _mixed(context, space, finalist, min_fit, (options, ends))
+            if found is not None and found.estimate.step_s < limit_s:
+                best, limit_s = found, found.estimate.step_s
     return best
 
 
@@ -69,15 +73,25 @@ def _fixed(finalist: Finalist) -> Candidate:
     return finalist.candidate._replace(degrees=alike, zero=0, shard_group=1)
 
 
+def _ends(
+    context: CostContext, space: SearchSpace, options: tuple[Strategy, ...]
+) -> tuple[Strategy | None, ...]:
+    """Strategies to try for embedding and head, where they share a matrix and must be alike."""
+    if not (space.rules.tied_alike and context.model.tied):
+        return (None,)
+    return tuple(dict.fromkeys(each for each in options if each.recompute == NO_RECOMPUTE))
+
+
 def _mixed(
-    context: CostContext, space: SearchSpace, finalist: Finalist, min_fit: float
+    context: CostContext,
+    space: SearchSpace,
+    finalist: Finalist,
+    min_fit: float,
+    choices: tuple[tuple[Strategy, ...], Strategy | None],
 ) -> Finalist | None:
     base = CandidateProblem(context=context, candidate=finalist.candidate, min_fit=min_fit)
-    options = tuple(_options(space, finalist))
-    if len(options) == len(finalist.candidate.recomputes):
-        return None
     for _ in range(TIGHTENINGS):
-        mixed = MixedProblem(base, options)
+        mixed = MixedProblem(base, *choices)
         incumbent = mixed.assignment(finalist.layout)
         answer = nested.solve(mixed.problem, incumbent=incumbent, gap=NEAR, most_work=MOST_WORK)
         if answer.solution is None or answer.solution == incumbent:
@@ -100,6 +114,8 @@ def _options(space: SearchSpace, finalist: Finalist) -> Iterator[Strategy]:
     ranks, sequences = degrees.tp * degrees.dp, degrees.micro_batch * degrees.dp
     for tp in _nested_degrees(space, degrees.tp):
         if ranks % tp or sequences % (ranks // tp):
+            continue
+        if tp != degrees.tp and not own.mesh.regroups:
             continue
         dp = ranks // tp
         like = degrees._replace(
@@ -127,10 +143,13 @@ def _nested_degrees(space: SearchSpace, own: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MixedProblem:
-    """The choice of a strategy for each layer and of the cut, as a solver's problem."""
+    """The choice of a strategy for each layer and of the cut, as a solver's problem. ``ends``: the
+    one of embedding and head, where they have no choice.
+    """
 
     base: CandidateProblem
     options: tuple[Strategy, ...]
+    ends: Strategy | None = None
 
     @property
     def context(self) -> CostContext:
@@ -151,9 +170,12 @@ class MixedProblem:
         )
 
     def _allowed(self, c: int) -> tuple[int, ...]:
-        is_block = isinstance(self.base.classes[c], Block)
+        if isinstance(self.base.classes[c], Block):
+            return tuple(range(len(self.options)))
         return tuple(
-            j for j, each in enumerate(self.options) if is_block or each.recompute == NO_RECOMPUTE
+            j
+            for j, each in enumerate(self.options)
+            if each.recompute == NO_RECOMPUTE and self.ends in (None, each)
         )
 
     def _step(self, c: int, strategy: Strategy) -> LayerStep:
@@ -221,8 +243,10 @@ class MixedProblem:
 
     def assignment(self, layout: Layout) -> Solution | None:
         """A layout of these strategies as the solver's answer, None where its closed form of memory
-        does not hold it.
+        does not hold it, or its ends lie otherwise than they must.
         """
+        if self.ends is not None and layout.ends != (self.ends, self.ends):
+            return None
         starts = tuple(chunk.first for chunk in layout.chunks)
         spans = [span for chunk in layout.chunks for span in chunk.spans]
         strategies = [self.options.index(s.strategy) for s in spans for _ in range(s.first, s.stop)]

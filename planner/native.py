@@ -5,10 +5,11 @@ The search and the executor ask the same functions, so nothing is planned that w
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from costmodel.layout import RecomputeKind
+from costmodel.layout import RecomputeKind, mixing_problems
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
 from planner.rules import SPLIT_RULE
@@ -18,7 +19,7 @@ from profiles.training import GradDtype, LossKernel, Optimizer, Precision
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from costmodel.layout import Layout, Strategy
+    from costmodel.layout import Layout, Mesh, Strategy
     from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
@@ -33,7 +34,7 @@ __all__ = [
 
 PRECISIONS: Final = (Precision.BF16, Precision.FP32)
 OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
-MODULES: Final = ("core_attn", "layernorm", "mlp")
+MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 
 
 def model_problems(model: ModelSpec, training: TrainingSpec) -> list[str]:
@@ -58,12 +59,15 @@ def _layer_problems(layer: Layer) -> Iterator[str]:
         return
     attention = layer.attention
     lacking = {
-        "mixture of experts": isinstance(layer.feed_forward, ExpertFeedForward),
         "latent attention": attention.latent is not None,
         "cross-attention": attention.cross is not None,
         "attention sinks": attention.sinks,
         "sequences of a length of their own": layer.tokens is not None,
     }
+    if isinstance(layer.feed_forward, ExpertFeedForward):
+        experts = layer.feed_forward
+        lacking["biases of experts"] = experts.bias
+        lacking["bias of a router"] = experts.router_bias or experts.correction_bias
     yield from (f"no native {what}" for what, is_there in lacking.items() if is_there)
     legal = (1, 2) if layer.parallel else (2, 4)
     if layer.num_norms not in legal:
@@ -116,11 +120,7 @@ def training_problems(training: TrainingSpec) -> list[str]:
 def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) -> list[str]:
     """What of a layout the executor cannot do, each with its rule."""
     mesh, schedule = layout.mesh, SCHEDULES[layout.schedule]
-    found = [
-        f"{name} {getattr(mesh, name)}; native runs tp, dp and pp"
-        for name in ("cp", "ep", "expert_tp")
-        if getattr(mesh, name) > 1
-    ]
+    found = []
     if layout.schedule not in LAUNCHERS["native"].schedules:
         known = ", ".join(LAUNCHERS["native"].schedules)
         found.append(f"schedule {layout.schedule}; expected one of {known}")
@@ -141,25 +141,26 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     if places not in schedule.paths(layout.shape):
         found.append(f"chunks are not placed as {layout.schedule} runs them")
     for strategy in layout.strategies:
-        found += _strategy_problems(model, training, layout, strategy)
-    ends = (layout.chunks[0].spans[0].strategy, layout.chunks[-1].spans[-1].strategy)
-    if model.tied and ends[0] != ends[1]:
-        found.append("tied embedding and head under different strategies")
+        found += _strategy_problems(training, layout, strategy)
+    for span in (span for chunk in layout.chunks for span in chunk.spans):
+        for run in model.runs_between(span.first, span.stop):
+            found += _block_problems(run.layer, span.strategy, mesh)
+    first, last = layout.ends
+    if model.tied and first != last:
+        found.append("tied embedding and head under different strategies; native needs one")
     return list(dict.fromkeys(found))
 
 
-def _strategy_problems(
-    model: ModelSpec, training: TrainingSpec, layout: Layout, own: Strategy
-) -> Iterator[str]:
-    if (own.tp, own.dp) != (layout.mesh.tp, layout.mesh.dp):
-        yield f"layers with tp {own.tp} in a job of tp {layout.mesh.tp}; native runs one tp a job"
-    if own.sequence_parallel and training.seq_len % own.tp:
-        yield f"sequences of {training.seq_len} tokens do not divide by tp {own.tp}"
-    for run in model.runs:
-        if isinstance(run.layer, Block):
-            yield from _undivided(run.layer, own.tp)
+def _strategy_problems(training: TrainingSpec, layout: Layout, own: Strategy) -> Iterator[str]:
+    yield from mixing_problems(own, layout.mesh, layout.micro_batch, layout.strategies)
+    if own.cp > 1 and training.seq_len % (2 * own.cp):
+        yield f"sequences of {training.seq_len} tokens do not divide by 2 x cp {own.cp}"
+    tokens = training.seq_len // own.cp
+    if own.sequence_parallel and tokens % own.tp:
+        yield f"sequences of {tokens} tokens do not divide by tp {own.tp}"
+    yield from _sharding_problems(layout.mesh_of(own), own)
     splits = SCHEDULES[layout.schedule].splits
-    if splits and own.dp > 1 and own.zero not in LAUNCHERS["native"].split_zero:
+    if splits and own.dp * own.cp > 1 and own.zero not in LAUNCHERS["native"].split_zero:
         yield (
             f"ZeRO-{own.zero} with {layout.schedule}: gradients would be reduced before its split "
             "backward passes have made them; expected ZeRO-0 or 1"
@@ -171,8 +172,39 @@ def _strategy_problems(
         yield f"recomputation of {', '.join(unknown)}; expected {', '.join(MODULES)}"
 
 
-def _undivided(block: Block, tp: int) -> Iterator[str]:
+def _sharding_problems(mesh: Mesh, own: Strategy) -> Iterator[str]:
+    """States are sharded over the first ranks of those of dp and cp, in the order of ranks."""
+    inner = math.prod(size for size, _ in mesh.shard_dims(own.shard_group))
+    outer = math.prod(size for size, _ in mesh.replica_dims(own.shard_group))
+    if own.zero and (inner, inner * outer) != (own.shard_group, own.dp * own.cp):
+        yield (
+            f"shard group {own.shard_group} does not divide dp {own.dp} x cp {own.cp} in this "
+            "order of ranks"
+        )
+
+
+def _block_problems(block: Layer, own: Strategy, mesh: Mesh) -> Iterator[str]:
+    if not isinstance(block, Block):
+        return
+    tp = own.tp
     sizes = {"heads": block.attention.heads, "key/value heads": block.attention.kv_heads}
-    if not isinstance(block.feed_forward, ExpertFeedForward):
+    if isinstance(block.feed_forward, ExpertFeedForward):
+        sizes["inner features of shared experts"] = block.feed_forward.shared_hidden
+        yield from _expert_problems(block.feed_forward, own, mesh)
+    else:
         sizes["inner features"] = block.feed_forward.ffn_hidden
     yield from (f"{n} {what} do not divide by tp {tp}" for what, n in sizes.items() if n % tp)
+
+
+def _expert_problems(layer: ExpertFeedForward, own: Strategy, mesh: Mesh) -> Iterator[str]:
+    if layer.num_experts % own.ep:
+        yield f"{layer.num_experts} experts do not divide by ep {own.ep}"
+    if layer.expert_hidden % own.expert_tp:
+        width, parts = layer.expert_hidden, own.expert_tp
+        yield f"{width} inner features of experts do not divide by expert_tp {parts}"
+    if own.tp > 1 and not own.sequence_parallel:
+        yield f"experts with tp {own.tp} need sequence parallelism"
+    if own.tp != mesh.tp and own.ep * own.expert_tp > 1:
+        yield f"layers of tp {own.tp} and {mesh.tp} beside ep {own.ep} x expert_tp {own.expert_tp}"
+    if own.zero and own.shard_group == 1:
+        yield f"ZeRO-{own.zero} in shard groups of one rank; experts need two"

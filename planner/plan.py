@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from planner.fingerprint import fingerprint
+from profiles.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,12 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Calibration, ragged batch, unused GPUs, and what else was remarked."""
-        return (*self.inputs.notes, *_layout_notes(self), *self.remarks)
+        return (
+            *self.inputs.notes,
+            *self.estimate.notes,
+            *_layout_notes(self),
+            *self.remarks,
+        )
 
 
 def plan_of(inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = 0.9) -> Plan:
@@ -203,6 +208,12 @@ def _decisions(plan: Plan) -> dict[str, object]:
         "cluster": f"{inputs.cluster.name} ({fingerprint(inputs.cluster)[:8]})",
         **training,
         "calibration": f"{inputs.calibration.name} ({fingerprint(inputs.calibration)[:8]})",
+        "profile": _profile_words(inputs),
         "launcher": plan.launcher,
         **layout_choices(inputs.model, plan.layout),
     }
+
+
+def _profile_words(inputs: Inputs) -> str:
+    own = inputs.profile
+    return "none" if own is None else f"{own.name} ({fingerprint(own)[:8]})"

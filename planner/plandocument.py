@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from costmodel.layout import describe_ranks
-from planner.fingerprint import fingerprint
 from planner.plan import layer_ranges
+from profiles.fingerprint import fingerprint
 from profiles.outputfile import save_text
 from profiles.reference import kept_ref
 
@@ -70,6 +70,7 @@ def _choices(inputs: Inputs, layout: Layout, launcher: str, folder: str | Path) 
         },
         "training": _training(inputs, layout),
         "calibration": _calibration(inputs, folder),
+        **_profile(inputs, folder),
         "launcher": launcher,
         "rank_order": [axis.value for axis in layout.mesh.order],
         "pipeline": {
@@ -161,6 +162,14 @@ def _calibration(inputs: Inputs, folder: str | Path) -> dict[str, Any]:
     elif inputs.stack is not None:
         part["stack"] = inputs.stack
     return {**part, "sha256": fingerprint(inputs.calibration)}
+
+
+def _profile(inputs: Inputs, folder: str | Path) -> dict[str, Any]:
+    if inputs.profile is None:
+        return {}
+    refs = [kept_ref(ref, folder) for ref in inputs.profile_refs]
+    own = {"name": inputs.profile.name, "refs": refs, "sha256": fingerprint(inputs.profile)}
+    return {"profile": own}
 
 
 def _chunk(

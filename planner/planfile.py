@@ -81,6 +81,16 @@ class CalibrationPart(FileSchema):
     sha256: Hash
 
 
+class ProfilePart(FileSchema):
+    """The profile, where measured layers or links were used."""
+
+    name: Label
+    refs: list[Label] = Field(
+        min_length=1, max_length=100, description="Paths from this file's folder."
+    )
+    sha256: Hash
+
+
 class PipelinePart(FileSchema):
     """The pipeline."""
 
@@ -191,6 +201,7 @@ class PlanFile(FileSchema):
     cluster: ClusterPart
     training: TrainingPart
     calibration: CalibrationPart
+    profile: ProfilePart | None = None
     launcher: Label
     rank_order: list[Literal["tp", "cp", "ep", "dp", "pp"]] = Field(
         min_length=5, max_length=5, description="Axes of the mesh, fastest first."

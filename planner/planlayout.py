@@ -88,6 +88,7 @@ class _Reader:
         file = self.file
         leader = next(iter(file.strategies))
         used = {span.strategy for chunk in file.chunks for span in chunk.layers}
+        others = [_strategy(each) for each in file.strategies.values()]
         for name, strategy in file.strategies.items():
             place: Place = ("strategies", name)
             for degree in ALIKE:
@@ -96,8 +97,10 @@ class _Reader:
                     expected = f"{wanted}, as strategy {leader} has it"
                     self.tell((*place, degree), f"{degree} is {got}", expected)
             micro_batch = file.training.micro_batch
-            for problem in mixing_problems(_strategy(strategy), self.mesh, micro_batch):
-                expected = f"tp x dp = {self.mesh.tp * self.mesh.dp}, as strategy {leader} has it"
+            ranks = self.mesh.tp * self.mesh.dp
+            for problem in mixing_problems(_strategy(strategy), self.mesh, micro_batch, others):
+                product = f"tp x dp = {ranks}, as strategy {leader} has it"
+                expected = product if strategy.tp * strategy.dp != ranks else ""
                 self.tell((*place, "tp"), problem, expected)
             if name not in used:
                 self.tell(place, f"no layer has the strategy {name}", "a strategy in use")

@@ -7,18 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
 from planner.plan import Certificate, SearchFacts, plan_of
 from planner.plandocument import KIND, SCHEMA_VERSION, rounded
 from planner.planfile import PlanFile
 from planner.planlayout import read_layout
+from planner.profiled import with_profiles
 from planner.restrictions import parse_restrictions
 from profiles import yamlfile
 from profiles.catalog import load_calibration, load_cluster, load_model
 from profiles.errors import InputError, Problem
 from profiles.fileschema import problem_at, validate
+from profiles.fingerprint import fingerprint
 from profiles.nearest import nearest
 from profiles.reference import resolved_ref
 from profiles.training import TrainingSpec
@@ -150,6 +151,13 @@ def _inputs(
         stack=own.stack,
         notes=() if found[1] is None else (found[1],),
     )
+    if file.profile is not None:
+        refs = [resolved_ref(ref, folder) for ref in file.profile.refs]
+        inputs = attempts.read(
+            ("profile", "refs"), lambda at: with_profiles(inputs, refs, where=at)
+        )
+        if inputs is None:
+            return None
     seq_len_at = document.where(("training", "seq_len"))
     checked: Inputs | None = attempts.read(
         ("training", "precision"),
@@ -211,7 +219,10 @@ def _facts(
 def _remarks(file: PlanFile, plan: Plan) -> tuple[str, ...]:
     """Where the costs of the file are not those of today."""
     remarks = []
-    if file.calibration.sha256 != fingerprint(plan.inputs.calibration):
+    profile = plan.inputs.profile
+    if profile is not None and file.profile and file.profile.sha256 != fingerprint(profile):
+        remarks.append(f"the profile {file.profile.name} has changed since this plan was made")
+    elif file.calibration.sha256 != fingerprint(plan.inputs.calibration):
         remarks.append(
             f"the calibration {file.calibration.name} has changed since this plan was made"
         )

@@ -88,6 +88,10 @@ class SearchProblem:
         ]
         return (0, *accumulate(fastest[c] for c in self.chain))
 
+    def least_stage_ns(self, stage: int, first: int, stop: int) -> int:
+        """Time of a stage whose layers ``first`` .. ``stop - 1`` are all at their fastest."""
+        return self.stage_ns[stage] + self.least_time_ns[stop] - self.least_time_ns[first]
+
     @cached_property
     def _counts(self) -> tuple[tuple[int, ...], ...]:
         """Prefix counts of layers by class."""

@@ -39,8 +39,15 @@ def least_time(
     if lean_room < count:
         return None
     segments: list[tuple[float, float]] = []
+    slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
     for flight, room in rooms:
-        segments += _segments(room, flight, resident, options, most)
+        held = 0.0
+        for slope, size in slopes[flight]:
+            reach = min(most, room / size)
+            segments.append((slope, reach - held))
+            held = reach
+            if held >= most:
+                break
     left, total = float(count), 0.0
     for marginal, width in sorted(segments):
         taken = min(left, width)
@@ -71,23 +78,19 @@ def undominated_rooms(rooms: list[tuple[float, float]]) -> list[tuple[float, flo
     return found
 
 
-def _segments(
-    room: float, flight: float, resident: float, options: list[Option], most: float
-) -> list[tuple[float, float]]:
-    """(time of one more layer, how many more) of one stage: the convex cost of its layers."""
+def _slopes(flight: float, resident: float, options: list[Option]) -> list[tuple[float, float]]:
+    """The convex cost of a stage's layers: (time of one more layer, bytes of a layer from then
+    on), as they change from each option on the hull to the next.
+    """
     sizes = [resident + option.saved_bytes * flight for option in options]
-    now, held = 0, min(most, room / sizes[0])
-    found = [(options[0].time_ns, held)]
-    while now < len(options) - 1 and held < most:
-        slope, chosen = min(
-            (
-                (options[k].time_ns * sizes[now] - options[now].time_ns * sizes[k])
-                / (sizes[now] - sizes[k]),
-                k,
-            )
-            for k in range(now + 1, len(options))
-        )
-        reach = min(most, room / sizes[chosen])
-        found.append((slope, reach - held))
-        now, held = chosen, reach
+    times = [option.time_ns for option in options]
+    now, found = 0, [(times[0], sizes[0])]
+    while now < len(options) - 1:
+        slope, chosen = INFINITE, now
+        for k in range(now + 1, len(options)):
+            own = (times[k] * sizes[now] - times[now] * sizes[k]) / (sizes[now] - sizes[k])
+            if own < slope:
+                slope, chosen = own, k
+        found.append((slope, sizes[chosen]))
+        now = chosen
     return found

@@ -27,6 +27,7 @@ from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem
 from planner.choices import Candidate, Degrees, Grid
 from planner.closed_form import CountingStages
+from planner.collector import collector_off
 from planner.cuts import best_cuts, even_cuts
 from planner.dp import LayerwiseStages
 from planner.layouts import build_layout
@@ -123,16 +124,17 @@ def search(
     after it. Ties are broken by the order in which the space names its candidates.
     """
     run = SearchRun(context, space, min_fit, wanted=runners_up + 1, solver=SOLVERS[solver], gap=gap)
-    run.bound_all()
-    while run.promising and not run.enough:
-        if should_stop():
-            return run.result(complete=False)
-        run.visit()
-        if on_progress is not None:
-            on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
-    if not run.enough:
-        close_gap(run, should_stop)
-    return run.result(complete=not should_stop() or run.enough)
+    with collector_off():
+        run.bound_all()
+        while run.promising and not run.enough:
+            if should_stop():
+                return run.result(complete=False)
+            run.visit()
+            if on_progress is not None:
+                on_progress(run.visited, run.finalists[0] if run.finalists else None, run.bound_s)
+        if not run.enough:
+            close_gap(run, should_stop)
+        return run.result(complete=not should_stop() or run.enough)
 
 
 @dataclass

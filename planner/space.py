@@ -66,6 +66,7 @@ class SearchSpace:
         self._found_shardings: dict[object, tuple[tuple[int, int], ...]] = {}
         self._found_orders: dict[object, tuple[str, ...]] = {}
         self._found_families: dict[bool, list[tuple[Recompute, ...]]] = {}
+        self._found_sizes: dict[Grid, int] = {}
         self._num_of_grid: dict[object, int] = {}
         self._blocks = [run.layer for run in model.runs if isinstance(run.layer, Block)]
         self._experts = [
@@ -108,15 +109,20 @@ class SearchSpace:
 
     def num_candidates(self, node: Grid | Degrees) -> int:
         """How many candidates a grid, or some degrees, have."""
-        orders = len(self._orders(node))
         if isinstance(node, Degrees):
-            return orders * self._num_in_order(node)
+            return len(self._orders(node)) * self._num_in_order(node)
+        if node not in self._found_sizes:
+            self._found_sizes[node] = len(self._orders(node)) * self._num_of_schedules(node)
+        return self._found_sizes[node]
+
+    def _num_of_schedules(self, node: Grid) -> int:
+        """Candidates of a grid with one rank order."""
         key = (node.tp, node.cp, node.pp, node.dp, node.micro_batch)
         if key not in self._num_of_grid:
             self._num_of_grid[key] = sum(
                 self._num_in_order(node.degrees(*each)) for each in self._schedules(node)
             )
-        return orders * self._num_of_grid[key]
+        return self._num_of_grid[key]
 
     def _num_in_order(self, degrees: Degrees) -> int:
         """Candidates with one rank order."""

@@ -15,7 +15,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.choices import Restrictions
-from planner.fingerprint import fingerprint
 from planner.inputs import Inputs, checked_inputs
 from planner.plan import layout_choices
 from planner.plandocument import restrictions_document
@@ -24,6 +23,7 @@ from planner.spend import spend_of
 from profiles.catalog import load_calibration, load_cluster, load_model, load_training
 from profiles.cluster import NodeGroup
 from profiles.errors import InfeasibleError, InputError, Problem
+from profiles.fingerprint import fingerprint
 from profiles.nearest import nearest
 from profiles.training import TrainingSpec
 from profiles.trainingfile import TrainingFile
@@ -58,6 +58,7 @@ class Case:
         asked = [
             *(fingerprint(each) for each in (base.model, base.cluster, base.training)),
             fingerprint(base.calibration),
+            *(() if base.profile is None else (fingerprint(base.profile),)),
             _stated(restrictions),
             *asked_for,
             sorted(self.changes.items()),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from profiles.cluster import ClusterSpec
     from profiles.errors import InfeasibleError, InputError
+    from profiles.mergedprofile import merged_text
     from profiles.model import ModelSpec
     from profiles.outputfile import refuse_to_overwrite, save_text
     from profiles.profileimport import import_profile
@@ -42,6 +43,7 @@ __all__ = [
     "load_model_or_cluster",
     "load_target",
     "load_training",
+    "merged_text",
     "read_topology",
     "refuse_to_overwrite",
     "save_text",
@@ -56,6 +58,7 @@ _MODULES: Final = {
     "TrainingSpec": "profiles.training",
     "import_profile": "profiles.profileimport",
     "load_target": "profiles.target",
+    "merged_text": "profiles.mergedprofile",
     "load_model_or_cluster": "profiles.reference",
     "read_topology": "profiles.readtopology",
     "refuse_to_overwrite": "profiles.outputfile",

@@ -24,7 +24,8 @@ class Efficiencies:
     """Dimensionless unless the name says otherwise; 1 would be the datasheet's rate.
 
     Compute: ``gemm`` for large matrices; ``gemm_half_k`` the inner size at which a GEMM reaches
-    half of it; ``quantised`` what fp8 and fp4 GEMMs keep of that after scaling and conversion;
+    half of it; ``misaligned`` what GEMMs keep of ``gemm`` whose sizes are no multiples of 8 (a
+    vocabulary of 50,257; 1 where the software pads it); ``quantised`` what fp8 and fp4 GEMMs keep of that after scaling and conversion;
     ``stream`` of memory bandwidth; ``kernel_launch_s`` the host's time to launch one kernel, which
     counts where a layer's kernels take less; ``micro_batch_s`` and ``step_s`` host time per pass
     and per step.
@@ -45,6 +46,7 @@ class Efficiencies:
 
     gemm: float
     gemm_half_k: float
+    misaligned: float
     quantised: float
     attention: dict[str, KernelEfficiency] = field(hash=False)
     stream: float

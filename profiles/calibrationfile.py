@@ -43,6 +43,7 @@ class EfficienciesFile(FileSchema):
 
     gemm: Rate = Field(description="Large GEMMs, part of the sustained rate.")
     gemm_half_k: float = Field(ge=0, le=100_000, description="Inner size at half of gemm.")
+    misaligned: Rate = Field(0.6, description="What sizes that are no multiples of 8 keep of gemm.")
     quantised: Rate = Field(description="What fp8 and fp4 GEMMs keep of gemm.")
     attention: AttentionKernelsFile
     stream: Rate = Field(description="Part of memory bandwidth.")

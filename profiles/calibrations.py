@@ -2,7 +2,8 @@
 
 Nearest means, in this order: the stack in its release on the device; all releases of the stack on
 the device; all stacks of the device; the stack (or its releases) on another device; the datasheet.
-Whatever is not exactly what was asked for gets a wider interval and a note.
+Whatever is not exactly what was asked for gets a wider interval and a note; the interval of all
+stacks of a device is made for one that is not among them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def nearest_calibration(device: str, stack: str | None) -> tuple[Calibration, st
         _Rung(on_device=True, stack=stack, wider=1.0, words=""),
         _Rung(on_device=True, stack=own, wider=1.25, words=f"other releases of {stack}"),
         _Rung(on_device=True, stack=own.removesuffix(f" {ANY}"), wider=1.25, words="its namesake"),
-        _Rung(on_device=True, stack=ANY, wider=1.5, words=f"other stacks on {device}"),
+        _Rung(on_device=True, stack=ANY, wider=1.0, words=f"other stacks on {device}"),
         _Rung(on_device=False, stack=stack, wider=1.5, words="another device"),
         _Rung(on_device=False, stack=own, wider=1.75, words="other releases on another device"),
     )
@@ -72,7 +73,7 @@ def nearest_calibration(device: str, stack: str | None) -> tuple[Calibration, st
         for (on, of), name in known.items():
             if of.casefold() == rung.stack.casefold() and (on == device or not rung.on_device):
                 found = calibration_named(name)
-                if rung.wider == 1.0:
+                if not rung.words:
                     return found, None
                 note = (
                     f"no calibration of {stack} on {device}: that of {rung.words} is used, {name}"

@@ -45,6 +45,7 @@ def _efficiencies(own: Efficiencies) -> dict[str, Any]:
     return {
         "gemm": _short(own.gemm),
         "gemm_half_k": _short(own.gemm_half_k),
+        "misaligned": _short(own.misaligned),
         "quantised": _short(own.quantised),
         "attention": attention,
         "stream": _short(own.stream),

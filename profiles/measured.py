@@ -13,10 +13,15 @@ __all__ = [
     "ENDS",
     "Bandwidth",
     "CollectiveTime",
+    "DeviceFacts",
     "EndsMemory",
+    "LayerHeld",
     "LayerMemory",
     "LayerTime",
+    "ModelFacts",
+    "NoRoom",
     "Operation",
+    "OperatorTime",
     "Overlap",
     "Position",
     "Profile",
@@ -42,11 +47,50 @@ class Position(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
-    """Seconds of one forward pass of one layer over ``batch`` samples.
+class DeviceFacts:
+    """A device as it was found, and what it was measured with.
 
-    ``layer`` names the kind of layer: ``block-0`` (kinds of a model count from 0), or ``ENDS``.
-    ``seq_len`` has one length, or that of every kind where the model has several.
+    ``device`` is what clusters call it, ``hardware`` what it calls itself; ``threads`` of a CPU.
+    Rates are the best that any operator reached. ``context_bytes`` are taken before the first
+    tensor. ``clocks`` is a note on what could be read of them; ``date`` is the user's to give.
+    The kernels are in ``TrainingSpec``'s words.
+    """
+
+    device: str
+    hardware: str
+    torch: str
+    method: str
+    driver: str | None = None
+    threads: int | None = None
+    clocks: str | None = None
+    date: str | None = None
+    memory_bytes: int
+    context_bytes: int
+    memory_bytes_per_s: float | None = None
+    flop_per_s: dict[str, float] = field(default_factory=dict, hash=False)
+    fused_kernels: bool
+    fused_norms: bool
+    loss: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model whose layers were measured: the fingerprint of each, by its name."""
+
+    model: str
+    layers: dict[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Seconds of one layer on one rank over ``batch`` samples.
+
+    ``layer`` names the kind of layer: ``block-0`` (kinds of a model count from 0), ``embedding``,
+    ``head`` with its loss, or ``ENDS``. ``seq_len`` has one length, or that of every kind where the
+    model has several. ``forward_s`` and ``backward_s`` are of one pass, ``step_s`` is what an
+    optimizer step adds (norm, clipping, update), of ``parameters`` elements. Collectives are not
+    in them. ``spread`` is how far the median sample lies above them, as a part; ``doubtful``:
+    too far, or disturbed.
     """
 
     model: str
@@ -55,6 +99,66 @@ class LayerTime:
     batch: int
     seq_len: tuple[int, ...]
     forward_s: float
+    backward_s: float | None = None
+    step_s: float | None = None
+    parameters: int | None = None
+    device: str | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    sequence_parallel: bool = False
+    spread: float | None = None
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """A layer that a device had no memory for: a fact as good as a time."""
+
+    device: str
+    model: str
+    layer: str
+    tp: int = 1
+    batch: int
+    seq_len: tuple[int, ...]
+    precision: str
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTime:
+    """Seconds of one operator. ``operator`` is ``gemm`` of ``shape`` (m, n, k), ``attention`` of
+    (batch, heads, sequence, head size), causal, or ``stream`` of (elements,): an element-wise sum
+    that reads two tensors and writes one. ``backward_s``: of attention.
+    """
+
+    device: str
+    precision: str
+    operator: str
+    shape: tuple[int, ...]
+    forward_s: float
+    backward_s: float | None = None
+    spread: float = 0.0
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerHeld:
+    """Bytes that one layer holds on one rank: ``saved_bytes`` from forward to backward,
+    ``transient_bytes`` more at its peak, ``state_bytes`` of parameters, gradients and optimizer.
+    """
+
+    device: str
+    model: str
+    layer: str
+    tp: int = 1
+    batch: int
+    seq_len: tuple[int, ...]
+    precision: str
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    saved_bytes: int
+    transient_bytes: int
+    state_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +231,12 @@ class Profile:
 
     name: str
     source: str
+    devices: tuple[DeviceFacts, ...] = ()
+    models: tuple[ModelFacts, ...] = ()
     layer_times: tuple[LayerTime, ...] = ()
+    layer_held: tuple[LayerHeld, ...] = ()
+    no_room: tuple[NoRoom, ...] = ()
+    operator_times: tuple[OperatorTime, ...] = ()
     layer_memory: tuple[LayerMemory, ...] = ()
     ends_memory: tuple[EndsMemory, ...] = ()
     bandwidths: tuple[Bandwidth, ...] = ()

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import Field
 
 from profiles.fileschema import FileSchema, Name, Version, validate
+from profiles.humanunits import in_file, of_file
 from profiles.measured import (
     Bandwidth,
     CollectiveTime,
+    DeviceFacts,
     EndsMemory,
+    LayerHeld,
     LayerMemory,
     LayerTime,
-    Operation,
+    ModelFacts,
+    NoRoom,
+    OperatorTime,
     Overlap,
-    Position,
     Profile,
 )
-from profiles.units import GB, MIB
 
 if TYPE_CHECKING:
     from profiles.yamlfile import Document
 
-__all__ = ["ProfileFile", "profile_of", "profile_text"]
+__all__ = ["SECTIONS", "ProfileFile", "profile_of", "profile_text"]
 
-MS = 1e3
 Measured = Annotated[float, Field(ge=0, le=1e12)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -41,15 +43,48 @@ ByDegree = Annotated[
 Layer = Annotated[
     str,
     Field(
-        pattern=r"^(block-[0-9]{1,4}|ends)$",
-        description="block-0, block-1 ... by kind of layer; ends: embedding and head together.",
+        pattern=r"^(block-[0-9]{1,4}|embedding|head|ends)$",
+        description="block-0, block-1 ... by kind of layer; embedding; head with its loss; ends: "
+        "embedding and head together.",
     ),
 ]
 Where = Annotated[Name, Field(description="The model or cluster that it was measured on.")]
 
 
+Device = Annotated[Name, Field(description="What clusters call the device.")]
+Numbers = Annotated[str, Field(min_length=1, max_length=40, description="fp32, bf16 ...")]
+Words = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class DeviceFactsFile(FileSchema):
+    """A device, and what it was measured with."""
+
+    device: Device
+    hardware: Words = Field(description="What the device calls itself.")
+    torch: Words
+    method: Words = Field(description="How samples were taken and which figure counts.")
+    driver: Words | None = None
+    threads: Count | None = Field(None, description="Of a CPU.")
+    clocks: Words | None = Field(None, description="What could be read of them.")
+    date: Words | None = Field(None, description="Where the user gave one.")
+    memory_mib: Positive = Field(description="Of a rank.")
+    context_mib: Measured = Field(description="Taken before the first tensor.")
+    memory_gb_per_s: Positive | None = Field(None, description="The best of any operator.")
+    tflops: dict[str, Positive] = Field({}, description="The best of any GEMM, by precision.")
+    fused_kernels: bool
+    fused_norms: bool
+    loss: Literal["fused", "half", "eager", "sharded", "chunked"]
+
+
+class ModelFactsFile(FileSchema):
+    """A model whose layers were measured."""
+
+    model: Where
+    layers: dict[Layer, str] = Field(description="Fingerprints, by which layers are known again.")
+
+
 class LayerTimeFile(FileSchema):
-    """One forward pass of one layer."""
+    """One layer on one rank, without collectives."""
 
     model: Where
     layer: Layer
@@ -57,6 +92,65 @@ class LayerTimeFile(FileSchema):
     batch: Count = Field(description="Samples in the pass.")
     seq_len: Lengths
     forward_ms: Measured
+    backward_ms: Measured | None = None
+    step_ms: Measured | None = Field(None, description="What an optimizer step adds.")
+    parameters: Annotated[int, Field(ge=0, le=10**15)] | None = Field(
+        None, description="Elements that the step updates."
+    )
+    device: Device | None = None
+    precision: Numbers | None = None
+    optimizer: Numbers | None = None
+    sequence_parallel: bool = False
+    spread: Measured | None = Field(None, description="(median - least) / least of the samples.")
+    doubtful: bool = Field(False, description="The samples differ too much, or were disturbed.")
+
+
+class NoRoomFile(FileSchema):
+    """A layer that the device had no memory for."""
+
+    device: Device
+    model: Where
+    layer: Layer
+    tp: Count = 1
+    batch: Count
+    seq_len: Lengths
+    precision: Numbers
+    sequence_parallel: bool = False
+
+
+class OperatorTimeFile(FileSchema):
+    """One operator."""
+
+    device: Device
+    precision: Numbers
+    operator: Literal["gemm", "attention", "stream"]
+    shape: list[Count] = Field(
+        min_length=1,
+        max_length=4,
+        description="gemm: m, n, k; attention: batch, heads, sequence, head size; stream: elements "
+        "of a sum of two tensors.",
+    )
+    forward_ms: Measured
+    backward_ms: Measured | None = None
+    spread: Measured = 0.0
+    doubtful: bool = False
+
+
+class LayerHeldFile(FileSchema):
+    """What one layer holds on one rank."""
+
+    device: Device
+    model: Where
+    layer: Layer
+    tp: Count = 1
+    batch: Count
+    seq_len: Lengths
+    precision: Numbers
+    sequence_parallel: bool = False
+    recompute: Words = "none"
+    saved_mib: Measured = Field(description="From forward to backward.")
+    transient_mib: Measured = Field(description="More than that at the peak.")
+    state_mib: Measured = Field(description="Parameters, gradients and optimizer.")
 
 
 class LayerMemoryFile(FileSchema):
@@ -120,7 +214,12 @@ class ProfileFile(FileSchema):
     kind: Literal["profile"]
     name: Name
     source: str = Field(min_length=1, description="Where the figures come from.")
+    devices: list[DeviceFactsFile] = Field(default=[])
+    models: list[ModelFactsFile] = Field(default=[])
     layer_times: list[LayerTimeFile] = Field(default=[])
+    layer_held: list[LayerHeldFile] = Field(default=[])
+    no_room: list[NoRoomFile] = Field(default=[])
+    operator_times: list[OperatorTimeFile] = Field(default=[])
     layer_memory: list[LayerMemoryFile] = Field(default=[])
     ends_memory: list[EndsMemoryFile] = Field(default=[])
     bandwidths: list[BandwidthFile] = Field(default=[])
@@ -128,136 +227,43 @@ class ProfileFile(FileSchema):
     overlaps: list[OverlapFile] = Field(default=[])
 
 
+WIDTH: Final = 10**9
+SECTIONS: Final[dict[str, type[Any]]] = {
+    "devices": DeviceFacts,
+    "models": ModelFacts,
+    "layer_times": LayerTime,
+    "layer_held": LayerHeld,
+    "no_room": NoRoom,
+    "operator_times": OperatorTime,
+    "layer_memory": LayerMemory,
+    "ends_memory": EndsMemory,
+    "bandwidths": Bandwidth,
+    "collective_times": CollectiveTime,
+    "overlaps": Overlap,
+}
+
+
 def profile_of(document: Document) -> Profile:
     """The profile in a document. Raises ``InputError`` with every problem."""
     file = validate(document, ProfileFile)
-    return Profile(
-        name=file.name,
-        source=file.source,
-        layer_times=tuple(
-            LayerTime(
-                **own.model_dump(exclude={"seq_len", "forward_ms"}),
-                seq_len=tuple(own.seq_len),
-                forward_s=own.forward_ms / MS,
-            )
-            for own in file.layer_times
-        ),
-        layer_memory=tuple(_layer_memory(own) for own in file.layer_memory),
-        ends_memory=tuple(
-            EndsMemory(
-                **own.model_dump(include={"model", "sequence_parallel"}),
-                position=Position(own.position),
-                seq_len=tuple(own.seq_len),
-                state_bytes=_bytes(own.state_mib),
-                activation_bytes=_bytes(own.activation_mib),
-            )
-            for own in file.ends_memory
-        ),
-        bandwidths=tuple(
-            Bandwidth(
-                **own.model_dump(include={"cluster", "group", "neighbours"}),
-                operation=Operation(own.operation),
-                bytes_per_s=own.gb_per_s * GB,
-            )
-            for own in file.bandwidths
-        ),
-        collective_times=tuple(
-            CollectiveTime(
-                **own.model_dump(include={"cluster", "group"}),
-                operation=Operation(own.operation),
-                num_bytes=round(own.mib * MIB),
-                seconds=own.ms / MS,
-            )
-            for own in file.collective_times
-        ),
-        overlaps=tuple(Overlap(**own.model_dump()) for own in file.overlaps),
-    )
-
-
-def _layer_memory(own: LayerMemoryFile) -> LayerMemory:
-    return LayerMemory(
-        **own.model_dump(include={"model", "layer", "sequence_parallel"}),
-        seq_len=tuple(own.seq_len),
-        parameter_bytes=own.parameter_mib * MIB,
-        activation_bytes=_bytes(own.activation_mib),
-        recomputed_bytes=None if own.recomputed_mib is None else own.recomputed_mib * MIB,
-    )
-
-
-def _bytes(by_degree: dict[str, float]) -> dict[int, float]:
-    return {int(degree): mib * MIB for degree, mib in by_degree.items()}
+    entries = {
+        section: tuple(of_file(kind, vars(own)) for own in getattr(file, section))
+        for section, kind in SECTIONS.items()
+    }
+    return Profile(name=file.name, source=file.source, **entries)
 
 
 def profile_text(profile: Profile) -> str:
     """The file's text, entries in the profile's order."""
-    data = {
-        "schema_version": 1,
-        "kind": "profile",
-        "name": profile.name,
-        "source": profile.source,
-        "layer_times": [
-            {
-                "model": own.model,
-                "layer": own.layer,
-                "tp": own.tp,
-                "batch": own.batch,
-                "seq_len": list(own.seq_len),
-                "forward_ms": own.forward_s * MS,
-            }
-            for own in profile.layer_times
-        ],
-        "layer_memory": [_layer_memory_data(own) for own in profile.layer_memory],
-        "ends_memory": [
-            {
-                "model": own.model,
-                "position": own.position.value,
-                "seq_len": list(own.seq_len),
-                "sequence_parallel": own.sequence_parallel,
-                "state_mib": _mib(own.state_bytes),
-                "activation_mib": _mib(own.activation_bytes),
-            }
-            for own in profile.ends_memory
-        ],
-        "bandwidths": [
-            {
-                "cluster": own.cluster,
-                "operation": own.operation.value,
-                "group": own.group,
-                **({} if own.neighbours is None else {"neighbours": own.neighbours}),
-                "gb_per_s": own.bytes_per_s / GB,
-            }
-            for own in profile.bandwidths
-        ],
-        "collective_times": [
-            {
-                "cluster": own.cluster,
-                "operation": own.operation.value,
-                "group": own.group,
-                "mib": own.num_bytes / MIB,
-                "ms": own.seconds * MS,
-            }
-            for own in profile.collective_times
-        ],
-        "overlaps": [
-            {"cluster": own.cluster, "slowdown": own.slowdown} for own in profile.overlaps
-        ],
-    }
-    kept = {key: value for key, value in data.items() if value != []}
-    return yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=200)
+    head = {"schema_version": 1, "kind": "profile", "name": profile.name, "source": profile.source}
+    lines = [yaml.safe_dump(head, sort_keys=False, width=WIDTH)]
+    for section in SECTIONS:
+        entries = [_flow(in_file(own)) for own in getattr(profile, section)]
+        lines += [f"{section}:\n"] * bool(entries)
+        lines += [f"  - {entry}" for entry in entries]
+    return "".join(lines)
 
 
-def _layer_memory_data(own: LayerMemory) -> dict[str, Any]:
-    recomputed = own.recomputed_bytes
-    return {
-        "model": own.model,
-        "layer": own.layer,
-        "seq_len": list(own.seq_len),
-        "sequence_parallel": own.sequence_parallel,
-        "parameter_mib": own.parameter_bytes / MIB,
-        "activation_mib": _mib(own.activation_bytes),
-        **({} if recomputed is None else {"recomputed_mib": recomputed / MIB}),
-    }
-
-
-def _mib(by_degree: dict[int, float]) -> dict[int, float]:
-    return {degree: held / MIB for degree, held in by_degree.items()}
+def _flow(entry: dict[str, Any]) -> str:
+    """An entry on one line."""
+    return yaml.safe_dump(entry, sort_keys=False, default_flow_style=True, width=WIDTH)

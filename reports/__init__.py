@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reports.terminal import (
         discard_stdout,
         print_report,
+        profile_progress,
         progress_on_stderr,
         until_interrupt,
     )
@@ -65,6 +66,7 @@ __all__ = [
     "plan_page",
     "plan_report",
     "print_report",
+    "profile_progress",
     "progress_on_stderr",
     "require_pages",
     "run_report",
@@ -99,6 +101,7 @@ _MODULES: Final = {
     "plan_page": "html",
     "print_report": "terminal",
     "require_pages": "html",
+    "profile_progress": "terminal",
     "progress_on_stderr": "terminal",
     "dry_run_report": "dryrun",
     "run_report": "run",

@@ -22,16 +22,40 @@ TOTALS: Final = {
     "reserved_bytes": "reserved memory",
     "peak_mem_bytes": "memory of the device",
 }
+CURVE: Final = 8  # rows of a run's loss, about
 ON_CPU: Final = "memory of the process"
 
 
 def run_report(run: dict[str, Any]) -> list[RenderableType]:
     """The record of a run (``run.json``) as tables."""
     own, software = run["measured"], run["software"]
-    steps = len(run["steps"])
+    steps, before = len(run["steps"]), run.get("first_step", 0)
     losses = f"loss {own['first_loss']:.4f} -> {own['last_loss']:.4f}"
-    first = f"{steps} steps on {len(run['ranks'])} ranks, {software['device']}, {losses}"
-    return [first, "", _totals(run), "", _stages(run), "", _traffic(run)]
+    words = f"steps {before + 1} to {steps}" if before else f"{steps} steps"
+    ranks = len(run["ranks"])
+    where = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+    first = f"{words} on {where}, {software['device']}, {losses}"
+    curve: list[RenderableType] = ["", _curve(run["steps"])] if before else []
+    return [first, *curve, "", _totals(run), "", _stages(run), "", _traffic(run)]
+
+
+def _curve(steps: list[dict[str, Any]]) -> Table:
+    """The loss of a run that was started more than once, at some of its steps and at all where it
+    came to another plan.
+    """
+    table = plain_table("Loss of the run")
+    for name in ("step", "loss", "learning rate"):
+        table.add_column(name, justify="right")
+    table.add_column("plan")
+    every = -(-len(steps) // CURVE)
+    last = len(steps) - 1
+    for number, own in enumerate(steps):
+        moves = number < last and steps[number + 1]["plan"] != own["plan"]
+        moved = number > 0 and steps[number - 1]["plan"] != own["plan"]
+        if number % every == 0 or number == last or moves or moved:
+            cells = (str(own["step"] + 1), f"{own['loss']:.3f}", f"{own['lr']:.3g}")
+            table.add_row(*cells, own["plan"])
+    return table
 
 
 def _totals(run: dict[str, Any]) -> Table:

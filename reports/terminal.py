@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from planner.search import Finalist
 
-__all__ = ["discard_stdout", "print_report", "progress_on_stderr", "until_interrupt"]
+__all__ = [
+    "discard_stdout",
+    "print_report",
+    "profile_progress",
+    "progress_on_stderr",
+    "until_interrupt",
+]
 
 PIPED_WIDTH: Final = 120
 
@@ -66,6 +72,44 @@ def progress_on_stderr() -> Iterator[Callable[[int, Finalist | None, float], Non
             status.update(f"visited {visited:,}, {found}, bound {seconds(bound_s)}")
 
         yield tell
+
+
+@contextmanager
+def profile_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with the remaining time on stderr, for ``done``, ``total`` and what is measured now;
+    where stderr is no terminal, a line for each tenth.
+    """
+    if not sys.stderr.isatty():
+        yield _tenths()
+        return
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    console = Console(file=sys.stderr)
+    columns = (
+        *Progress.get_default_columns()[:3],
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("measuring", total=None, now="")
+
+        def tell(done: int, total: int, now: str) -> None:
+            progress.update(bar, completed=done, total=total, now=now)
+
+        yield tell
+
+
+def _tenths() -> Callable[[int, int, str], None]:
+    told = -1
+
+    def tell(done: int, total: int, now: str) -> None:
+        nonlocal told
+        if 10 * done // max(total, 1) > told:
+            told = 10 * done // max(total, 1)
+            sys.stderr.write(f"{done} of {total}: {now}\n")
+            sys.stderr.flush()
+
+    return tell
 
 
 class Stop:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.nn import functional
 
+from executor.models.context import attend, forget_masks
+from executor.models.experts import NativeExpertFeedForward
+from executor.models.feedforward import STD, NativeFeedForward
 from executor.models.parameters import SplitModule, Traits
 from executor.models.recomputing import computed_again, without_output
-from profiles.layers import Norm, QKNorm
+from profiles.layers import ExpertFeedForward, Norm, QKNorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +27,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from costmodel.layout import Recompute
+    from executor.models.context import ContextGroup
+    from executor.models.groups import LayerGroups
     from executor.models.tensorgroup import TensorGroup
-    from profiles.layers import Attention, Block, FeedForward
+    from profiles.layers import Attention, Block
 
 __all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
-STD: Final = 0.02
 ALL_FOUR: Final = 4  # norms: before and after both sublayers
 
 
@@ -71,10 +75,11 @@ class NativeNorm(SplitModule):
 class NativeAttention(SplitModule):
     """Causal or full self-attention with grouped key/value heads."""
 
-    def __init__(self, spec: Attention, hidden: int, tp: TensorGroup, out_std: float) -> None:
+    def __init__(self, spec: Attention, hidden: int, groups: LayerGroups, out_std: float) -> None:
         """The projections, biases and norms that ``spec`` has."""
+        tp = groups.tensor
         super().__init__(tp)
-        self.spec = spec
+        self.spec, self.context = spec, groups.context
         widths = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
         for name, heads in widths.items():
             width = heads * spec.head_dim
@@ -94,8 +99,8 @@ class NativeAttention(SplitModule):
         """Queries, keys and values: (batch, heads, sequence, head_dim)."""
         q, k, v = (self._heads(name, x) for name in ("q", "k", "v"))
         if self.spec.rope:
-            q, k = _rotated(q), _rotated(k)
-        # Heads stay inside positions in memory, so that the context need not be copied.
+            q, k = _rotated(q, self.context), _rotated(k, self.context)
+        # attention answers in the layout of the queries: so its context is whole without a copy
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
@@ -109,19 +114,25 @@ class NativeAttention(SplitModule):
             heads = self.norms[name](heads)
         return heads
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores to context: (batch, sequence, own heads x head_dim)."""
-        window, length = self.spec.window, q.shape[2]
-        mask = None
-        if window is not None and window < length:
-            mask = _window_mask(length, window, self.spec.causal, q.device)
-        context = functional.scaled_dot_product_attention(
-            q, k, v,
-            attn_mask=mask,
-            is_causal=self.spec.causal and mask is None,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        return context.transpose(1, 2).flatten(2)
+    def core(self, q: Tensor, k: Tensor, v: Tensor, *, again: bool) -> Tensor:
+        """Scores to context: (batch, sequence, own heads x head_dim). ``again``: all of it is
+        computed again anyway; otherwise what a rank gathers of others is not kept.
+        """
+        if self.context.size == 1:
+            return self._attend_to(q, k, v)
+        both = torch.stack((k, v))
+        if again:
+            return self._attend_to(q, *self.context.gather(both).unbind())
+        return without_output(
+            self.context.gather, both, lambda whole: self._attend_to(q, *whole.unbind())
+        )
+
+    def _attend_to(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Own queries to the keys and values of whole sequences."""
+        pieces = zip(q.chunk(len(self.context.pieces), 2), self.context.pieces, strict=True)
+        parts = [attend(self.spec, own, k, v, number * own.shape[2]) for own, number in pieces]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return whole.transpose(1, 2).flatten(2)
 
     def output(self, context: Tensor) -> Tensor:
         """Context -> residual stream."""
@@ -131,54 +142,24 @@ class NativeAttention(SplitModule):
         return summed if bias is None else summed + bias
 
 
-class NativeFeedForward(SplitModule):
-    """Gated (SiLU) or plain (tanh-GELU) feed-forward."""
-
-    def __init__(self, spec: FeedForward, hidden: int, tp: TensorGroup, out_std: float) -> None:
-        """Gate and up are two matrices, so that a split divides both alike."""
-        super().__init__(tp)
-        self.gated = spec.gated
-        for name in ("gate", "up") if spec.gated else ("up",):
-            self.add(f"{name}_proj", (spec.ffn_hidden, hidden), Traits(split=0, std=STD))
-            if spec.bias:
-                self.add(f"{name}_bias", (spec.ffn_hidden,), Traits(split=0))
-        self.add("down_proj", (hidden, spec.ffn_hidden), Traits(split=1, std=out_std))
-        if spec.bias:
-            self.add("down_bias", (hidden,), Traits(partial=tp.sequence))
-
-    def _up(self, name: str, x: Tensor) -> Tensor:
-        weight = self.own(f"{name}_proj")
-        assert weight is not None
-        return functional.linear(x, weight, self.own(f"{name}_bias"))
-
-    def inner(self, x: Tensor) -> Tensor:
-        """Whole sequences -> the activation, before the last projection."""
-        up = self._up("up", x)
-        if self.gated:
-            return functional.silu(self._up("gate", x)) * up
-        return functional.gelu(up, approximate="tanh")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Whole sequences -> residual stream."""
-        weight, bias = self.own("down_proj"), self.own("down_bias")
-        assert weight is not None
-        summed = self.tp.leave(functional.linear(self.inner(x), weight))
-        return summed if bias is None else summed + bias
-
-
 class NativeBlock(SplitModule):
     """A block under a strategy: its group and what it recomputes."""
 
     def __init__(
-        self, spec: Block, tp: TensorGroup, recompute: Recompute, *, num_blocks: int
+        self, spec: Block, groups: LayerGroups, recompute: Recompute, *, num_blocks: int
     ) -> None:
         """Output projections start smaller the deeper the model is (Radford et al. 2019)."""
+        tp = groups.tensor
         super().__init__(tp)
         out_std = STD / math.sqrt(2 * num_blocks)
-        assert not hasattr(spec.feed_forward, "num_experts")
         self.spec, self.recompute = spec, recompute
-        self.attention = NativeAttention(spec.attention, spec.hidden, tp, out_std)
-        self.feed_forward = NativeFeedForward(spec.feed_forward, spec.hidden, tp, out_std)
+        self.attention = NativeAttention(spec.attention, spec.hidden, groups, out_std)
+        self.feed_forward: NativeFeedForward | NativeExpertFeedForward
+        if isinstance(spec.feed_forward, ExpertFeedForward):
+            own = spec.feed_forward
+            self.feed_forward = NativeExpertFeedForward(own, spec.hidden, groups, out_std)
+        else:
+            self.feed_forward = NativeFeedForward(spec.feed_forward, spec.hidden, tp, out_std)
         self.norms = torch.nn.ModuleList(
             NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
             for _ in range(spec.num_norms)
@@ -210,7 +191,9 @@ class NativeBlock(SplitModule):
         self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
     ) -> Tensor:
         own = self.attention
-        core = partial(computed_again, own.core) if "core_attn" in modules else own.core
+        core = partial(own.core, again=again)
+        if "core_attn" in modules:
+            core = partial(computed_again, partial(own.core, again=True))
 
         def rest(entered: Tensor) -> Tensor:
             return own.output(core(*own.project(entered)))
@@ -220,11 +203,34 @@ class NativeBlock(SplitModule):
     def _feed(
         self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
     ) -> Tensor:
-        if "mlp" not in modules:
-            return self._entered(norm, x, self.feed_forward, modules, again=again)
+        own = self.feed_forward
+        if isinstance(own, NativeFeedForward):
+            return self._dense(own, norm, x, modules, again=again)
+        routed = partial(own.routed, spare="moe_act" in modules)
         if "layernorm" in modules:
-            return computed_again(lambda y: self.feed_forward(self.tp.enter(norm(y))), x)
-        return computed_again(lambda y: self.feed_forward(self.tp.enter(y)), norm(x))
+            summed, gate = without_output(norm, x, routed)
+        else:
+            norm, x = torch.nn.Identity(), norm(x)
+            summed, gate = routed(x)
+        if own.shared is None:
+            return summed
+        shared = self._dense(own.shared, norm, x, modules, again=again)
+        return summed + (shared if gate is None else gate * shared)
+
+    def _dense(
+        self,
+        own: NativeFeedForward,
+        norm: torch.nn.Module,
+        x: Tensor,
+        modules: frozenset[str],
+        *,
+        again: bool,
+    ) -> Tensor:
+        if "mlp" not in modules:
+            return self._entered(norm, x, own, modules, again=again)
+        if "layernorm" in modules:
+            return computed_again(lambda y: own(self.tp.enter(norm(y))), x)
+        return computed_again(lambda y: own(self.tp.enter(y)), norm(x))
 
     def _entered(
         self,
@@ -258,25 +264,18 @@ def _rotary(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _rotated(x: Tensor) -> Tensor:
-    """Rotary position embedding of (batch, sequence, heads, head_dim), halves rotated against one
-    another (Su et al. 2021).
+def forget_tables() -> None:
+    """Forget tables that blocks share: they are real or fake as whoever made them was."""
+    _rotary.cache_clear()
+    forget_masks()
+
+
+def _rotated(x: Tensor, context: ContextGroup) -> Tensor:
+    """Rotary position embedding, halves rotated against one another (Su et al. 2021).
+
+    ``x``: (batch, sequence, heads, head_dim).
     """
-    cos, sin = (each[:, None] for each in _rotary(x.shape[1], x.shape[3], x.dtype, x.device))
+    tables = _rotary(x.shape[1] * context.size, x.shape[3], x.dtype, x.device)
+    cos, sin = (context.own(table, 0)[:, None] for table in tables)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
-@lru_cache(maxsize=8)
-def _window_mask(length: int, window: int, causal: bool, device: torch.device) -> Tensor:  # noqa: FBT001
-    """Which keys each query sees: the nearest ``window`` before it, and after it if not causal."""
-    distance = torch.arange(length, device=device)
-    distance = distance[:, None] - distance
-    near = distance.abs() < window
-    return near & (distance >= 0) if causal else near
-
-
-def forget_tables() -> None:
-    """Drop what was computed once for all layers."""
-    _rotary.cache_clear()
-    _window_mask.cache_clear()

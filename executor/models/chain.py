@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from executor.models.block import NativeBlock
 from executor.models.ends import NativeEmbedding, NativeHead
+from executor.models.resharding import resharding
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.layout import Chunk, Strategy
+    from executor.models.groups import LayerGroups
     from executor.models.parameters import SplitModule
-    from executor.models.tensorgroup import TensorGroup
+    from executor.models.resharding import Resharding
     from profiles.model import ModelSpec
 
 __all__ = ["Chain"]
@@ -30,28 +32,36 @@ class Chain(nn.Module):
         self,
         model: ModelSpec,
         chunk: Chunk,
-        tensor_group: Callable[[Strategy], TensorGroup],
+        groups_of: Callable[[Strategy], LayerGroups],
         *,
         num_tokens: int,
+        before: Strategy | None = None,
     ) -> None:
-        """On the meta device, whole; ``num_tokens``: of a step."""
+        """On the meta device, whole; ``num_tokens``: of a step; ``before``: the strategy of the
+        layer that the chunk follows.
+        """
         super().__init__()
         self.layers = nn.ModuleDict()
         self.strategies: dict[str, Strategy] = {}
+        self.changes: dict[str, Resharding] = {}  # of what goes into a layer
         for span in chunk.spans:
-            group = tensor_group(span.strategy)
+            groups = groups_of(span.strategy)
+            change = before and resharding(before, span.strategy, lambda own: groups_of(own).tensor)
+            if change:
+                self.changes[model.layer_names[span.first]] = change
+            before = span.strategy
             for position in range(span.first, span.stop):
                 name, spec = model.layer_names[position], model.layers[position]
                 self.strategies[name] = span.strategy
                 layer: SplitModule
                 if isinstance(spec, Embedding):
-                    layer = NativeEmbedding(spec, group)
+                    layer = NativeEmbedding(spec, groups)
                 elif isinstance(spec, Head):
-                    layer = NativeHead(spec, group, num_tokens=num_tokens)
+                    layer = NativeHead(spec, groups, num_tokens=num_tokens)
                 else:
                     assert isinstance(spec, Block)
                     layer = NativeBlock(
-                        spec, group, span.strategy.recompute, num_blocks=model.num_blocks
+                        spec, groups, span.strategy.recompute, num_blocks=model.num_blocks
                     )
                 self.layers[name] = layer
         both = "embedding" in self.layers and "head" in self.layers
@@ -79,6 +89,8 @@ class Chain(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens or residual stream -> residual stream, or with the head the loss."""
-        for layer in self.layers.values():
+        for name, layer in self.layers.items():
+            if name in self.changes:
+                x = self.changes[name](x)
             x = layer(x, targets) if isinstance(layer, NativeHead) else layer(x)
         return x

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
-from executor.models.block import STD, NativeNorm
-from executor.models.parameters import SplitModule, Traits
+from executor.models.block import NativeNorm
+from executor.models.feedforward import STD
+from executor.models.parameters import SplitModule, Traits, local_part
 from executor.models.recomputing import without_output
 from executor.models.tensorgroup import vocabulary_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from executor.models.groups import LayerGroups
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Embedding, Head
 
@@ -28,10 +29,11 @@ TIED_TO: Final = "layers.embedding.tokens"  # as a ``Chain`` calls it
 class NativeEmbedding(SplitModule):
     """Tokens (batch, sequence) -> residual stream. Its vocabulary is split over the group."""
 
-    def __init__(self, spec: Embedding, tp: TensorGroup) -> None:
+    def __init__(self, spec: Embedding, groups: LayerGroups) -> None:
         """The matrix, learned positions and the norm that ``spec`` has."""
+        tp = groups.tensor
         super().__init__(tp)
-        self.spec = spec
+        self.spec, self.context = spec, groups.context
         self.add("tokens", (spec.vocab, spec.hidden), Traits(split=0, std=STD))
         if spec.positions:
             shape = (spec.positions, spec.hidden)
@@ -50,7 +52,9 @@ class NativeEmbedding(SplitModule):
             rows = functional.embedding(row.clamp(0, weight.shape[0] - 1), weight)
             x = self.tp.leave(rows * inside[..., None])
         if positions is not None:
-            x = x + positions[self.tp.share(tokens.shape[1])]
+            length = tokens.shape[1]
+            own = self.context.own(positions[: length * self.context.size], 0)
+            x = x + own[self.tp.share(length)]
         normed: Tensor = self.norm(x)
         return normed
 
@@ -62,8 +66,9 @@ class NativeHead(SplitModule):
     gradients of micro-batches and replicas only have to be added.
     """
 
-    def __init__(self, spec: Head, tp: TensorGroup, *, num_tokens: int) -> None:
+    def __init__(self, spec: Head, groups: LayerGroups, *, num_tokens: int) -> None:
         """The projection, and the norm and bias that ``spec`` has."""
+        tp = groups.tensor
         super().__init__(tp)
         self.spec, self.num_tokens = spec, num_tokens
         self.norm = NativeNorm(spec.norm, spec.hidden, tp, partial=tp.sequence)
@@ -100,5 +105,5 @@ def _first_row(vocab: int, tp: TensorGroup) -> int:
     """The first token whose row this rank holds."""
     if tp.mesh is None:
         return 0
-    _, offset = compute_local_shape_and_global_offset((vocab,), tp.mesh, [Shard(0)])
+    _, offset = local_part((vocab,), tp.mesh, [Shard(0)])
     return offset[0]

@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+    from executor.models.exchange import ExpertGroup
     from executor.models.tensorgroup import TensorGroup
 
-__all__ = ["SplitModule", "counted_words", "initialise", "split_parameters"]
+__all__ = ["SplitModule", "counted_words", "initialise", "local_part", "split_parameters"]
 
 ROWS_AT_ONCE: Final = 1 << 20  # elements whose random words live at a time
 
@@ -47,6 +54,11 @@ class SplitModule(nn.Module):
         self.tp = tp
         self.traits: dict[str, Traits] = {}
 
+    @property
+    def ranks(self) -> TensorGroup | ExpertGroup:
+        """The ranks over which parameters are split."""
+        return self.tp
+
     def add(self, name: str, shape: tuple[int, ...], traits: Traits) -> None:
         """Register a parameter of ``shape``, whole, on the meta device."""
         self.traits[name] = traits
@@ -62,26 +74,34 @@ class SplitModule(nn.Module):
         return local
 
 
+def local_part(
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the part of this rank, and where it begins; numbers also where tensors are fake."""
+    with unset_fake_temporarily():
+        return compute_local_shape_and_global_offset(shape, mesh, placements)
+
+
 def split_parameters(module: nn.Module) -> None:
     """Replace the parameters of every split module by DTensors over its group."""
     done: dict[nn.Parameter, nn.Parameter] = {}  # a tied matrix stays one
     for part in module.modules():
-        if not isinstance(part, SplitModule) or part.tp.mesh is None:
+        if not isinstance(part, SplitModule) or part.ranks.mesh is None:
             continue
         for name, traits in part.traits.items():
             whole = getattr(part, name)
             if whole not in done:
-                done[whole] = nn.Parameter(_split(whole, traits, part.tp))
+                done[whole] = nn.Parameter(_split(whole, traits, part.ranks))
             part.register_parameter(name, done[whole])
 
 
-def _split(whole: Tensor, traits: Traits, tp: TensorGroup) -> DTensor:
-    placement = Replicate() if traits.split is None else Shard(traits.split)
-    assert tp.mesh is not None
-    shape, _ = compute_local_shape_and_global_offset(whole.shape, tp.mesh, [placement])
+def _split(whole: Tensor, traits: Traits, ranks: TensorGroup | ExpertGroup) -> DTensor:
+    placements = ranks.placements(traits.split)
+    assert ranks.mesh is not None
+    shape, _ = local_part(whole.shape, ranks.mesh, placements)
     local = torch.empty(shape, device="meta", dtype=whole.dtype)
     found: DTensor = DTensor.from_local(
-        local, tp.mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+        local, ranks.mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
     return found
 
@@ -97,9 +117,7 @@ def initialise(module: nn.Module, seed: int) -> None:
             local, offset = parameter, (0,) * parameter.dim()
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
-                _, offset = compute_local_shape_and_global_offset(
-                    parameter.shape, parameter.device_mesh, parameter.placements
-                )
+                _, offset = local_part(parameter.shape, parameter.device_mesh, parameter.placements)
             if not local.numel():
                 continue
             if traits.std:
@@ -113,12 +131,14 @@ def initialise(module: nn.Module, seed: int) -> None:
 def _fill_normal(
     local: Tensor, std: float, key: int, shape: tuple[int, ...], offset: tuple[int, ...]
 ) -> None:
-    """Normal values of the elements of a matrix from ``offset`` on, some rows at a time."""
-    columns = torch.arange(local.shape[1], device=local.device) + offset[1]
-    step = max(1, ROWS_AT_ONCE // max(1, local.shape[1]))
+    """Normal values of the elements from ``offset`` on, some rows (of the first dim) at a time."""
+    inside = torch.zeros((), dtype=torch.int64, device=local.device)  # index within a row
+    for size, count, first in zip(shape[1:], local.shape[1:], offset[1:], strict=True):
+        inside = inside[..., None] * size + torch.arange(count, device=local.device) + first
+    step = max(1, ROWS_AT_ONCE // max(1, inside.numel()))
     for first in range(0, local.shape[0], step):
         rows = torch.arange(first, min(first + step, local.shape[0]), device=local.device)
-        index = (rows + offset[0])[:, None] * shape[1] + columns
+        index = (rows + offset[0]).view(-1, *[1] * inside.dim()) * math.prod(shape[1:]) + inside
         uniform = [_uniform(counted_words(index, 2 * key + part)) for part in (0, 1)]
         radius = torch.sqrt(-2 * torch.log(uniform[0]))
         local[rows] = (std * radius * torch.cos(2 * math.pi * uniform[1])).to(local.dtype)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["computed_again", "without_output"]
+
+Result = TypeVar("Result")
 
 
 def computed_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -24,10 +27,10 @@ def computed_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def without_output(
-    function: Callable[[Tensor], Tensor], x: Tensor, then: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """``then(function(x))``, in which nobody keeps ``function(x)``: whoever needs it backward gets
-    it computed again from ``x``, which is kept anyway. For cheap functions before a GEMM.
+    function: Callable[[Tensor], Tensor], x: Tensor, then: Callable[[Tensor], Result]
+) -> Result:
+    """``then(function(x))``, in which nobody keeps ``function(x)`` or a view of it: whoever needs
+    it backward gets it computed again from ``x``, which is kept anyway. For cheap functions.
     """
     middle = function(x)
     kept = _Kept(function, x.detach(), middle)
@@ -42,15 +45,15 @@ class _Kept:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, middle: Tensor) -> None:
         self.function, self.x = function, x
-        self.place = _place(middle)
+        self.memory, self.offset = _memory(middle), middle.storage_offset()
         self.packed = self.asked = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Any:
-        if _place(saved) != self.place:
+        if _memory(saved) != self.memory:
             return saved
         self.packed += 1
-        return saved.shape, saved.stride()
+        return saved.shape, saved.stride(), saved.storage_offset() - self.offset
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -58,14 +61,14 @@ class _Kept:
         if self.again is None:
             with torch.no_grad():
                 self.again = self.function(self.x)
-        found = self.again.as_strided(*packed)
+        shape, stride, offset = packed
+        found = self.again.as_strided(shape, stride, self.again.storage_offset() + offset)
         self.asked = (self.asked + 1) % self.packed
         if not self.asked:
             self.again = None
         return found
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """The memory that a tensor names, also of one without any (``FakeTensor``)."""
-    storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - it has no other name
-    return storage, tensor.storage_offset(), tensor.numel()
+def _memory(tensor: Tensor) -> int:
+    """What tells the memory of a living tensor from all other, also where it is only pretended."""
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Function
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,10 @@ class TensorGroup:
         """The process group of more than one rank."""
         assert self.mesh is not None
         return self.mesh.get_group()
+
+    def placements(self, split: int | None) -> list[Placement]:
+        """Of a weight that is split along a dim, or whole on every rank."""
+        return [Replicate() if split is None else Shard(split)]
 
     def enter(self, x: Tensor) -> Tensor:
         """Residual stream -> whole sequences for the inner part; backward sums the gradients."""

@@ -37,5 +37,5 @@ def test_a_launcher_that_cannot_mix_refuses_with_those_that_can(parplan):
     assert ran.exit_code == 2
     assert ran.stderr.splitlines()[-1] == (
         "--mix-degrees: megatron gives all layers the same tp, dp and ZeRO stage; "
-        "expected launcher any, galvatron"
+        "expected launcher any, native, galvatron"
     )

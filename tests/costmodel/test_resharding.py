@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.collectives import collective_seconds
+from costmodel.collectives import collective_seconds, exchange_seconds
 from costmodel.estimate import LayoutCost, estimate
 from costmodel.layout import Chunk, LayerSpan, Layout, Mesh, Strategy
-from costmodel.resharding import PARTIAL, REPLICATE, Split, conversion, reshard_s
+from costmodel.resharding import (
+    PARTIAL,
+    REPLICATE,
+    Held,
+    Split,
+    collective,
+    conversion,
+    leaving,
+    piece,
+    reshard_s,
+)
 from costmodel.work import CollectiveKind
 from planner import load_inputs
 
@@ -66,22 +76,80 @@ def test_layers_that_hold_activations_alike_pay_nothing(context):
     assert reshard_s(context, layout, *layout.strategies) == (0.0, 0.0)
 
 
+HELD = [Held(tp, sequence) for tp in (1, 2, 4, 8) for sequence in (False, True)[:tp]]
+PAIRS = [(have, want) for have in HELD for want in HELD if have != want]
+
+
+@pytest.mark.parametrize(("have", "want"), PAIRS)
+def test_each_rank_takes_all_that_it_wants_once_from_ranks_that_have_it(have, want):
+    size, moved = max(have.tp, want.tp), 0
+    for taker in range(size):
+        rows, positions = want.part(taker, size)
+        taken = []
+        for giver in range(size):
+            part = piece(have, want, giver, taker)
+            cells = {(row, position) for row in part[0] for position in part[1]}
+            assert cells <= {(r, p) for r in have.part(giver, size)[0] for p in range(size)}
+            assert cells <= {(r, p) for r in range(size) for p in have.part(giver, size)[1]}
+            taken += cells
+            moved += len(cells) if giver != taker else 0
+        assert sorted(taken) == [(row, position) for row in rows for position in positions]
+    assert (collective(have, want) is None) == (moved == 0)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "kind"),
+    [
+        (Held(1, False), Held(4, True), CollectiveKind.ALL_TO_ALL),
+        (Held(4, True), Held(2, True), CollectiveKind.ALL_TO_ALL),
+        (Held(1, False), Held(4, False), CollectiveKind.ALL_GATHER),
+        (Held(2, True), Held(2, False), CollectiveKind.ALL_GATHER),
+        (Held(2, False), Held(4, False), CollectiveKind.ALL_TO_ALL),  # between counterparts
+        (Held(2, False), Held(2, True), NONE),
+        (Held(4, False), Held(1, False), NONE),
+    ],
+)
+def test_layers_of_different_tp_run_one_collective_or_none(have, want, kind):
+    assert collective(have, want) is kind
+
+
+def test_neighbours_in_tp_keep_what_they_share():
+    """Of tp 2 against tp 4 the ranks at the ends of a sequence keep half, the inner ones nothing;
+    as two pairs they give each other nothing of what both halves already had.
+    """
+    assert leaving(Held(1, False), Held(2, True), 1) == 1 / 4
+    assert leaving(Held(1, False), Held(8, True), 1) == 7 / 64
+    assert leaving(Held(2, True), Held(4, True), 1) == 1 / 4
+    assert leaving(Held(2, True), Held(4, True), 2) == 1 / 4
+    assert leaving(Held(2, False), Held(4, False), 2) == 1
+
+
+def pairs(context):
+    return context.topology.axis(((2, 1),), num_ranks=8)
+
+
 def test_batch_against_sequence_is_an_all_to_all_of_what_a_rank_holds_both_ways(context):
-    layout = mixed(strategy(2), strategy(4), micro_batch=2)
+    layout = mixed(strategy(1), strategy(2), micro_batch=1)
     there, back = reshard_s(context, layout, *layout.strategies)
     held = 8 * 1024 * 768 * 2 // 8  # sequences x tokens x width x bytes on 8 ranks
-    pairs = context.topology.axis(((2, 2),), num_ranks=8)
-    expected = collective_seconds(CollectiveKind.ALL_TO_ALL, held, pairs, context.own)
-    assert (there, back) == (expected, expected)
+    expected = collective_seconds(CollectiveKind.ALL_TO_ALL, held, pairs(context), context.own)
+    assert (there, back) == (pytest.approx(expected), pytest.approx(expected))
 
 
 def test_without_sequence_parallelism_it_gathers_one_way_and_slices_the_other(context):
-    layout = mixed(strategy(2, sp=False), strategy(4, sp=False), micro_batch=2)
+    layout = mixed(strategy(1), strategy(2, sp=False), micro_batch=1)
     there, back = reshard_s(context, layout, *layout.strategies)
-    pairs = context.topology.axis(((2, 2),), num_ranks=8)
-    whole = 4 * 1024 * 768 * 2  # of the two replicas that become one
-    expected = collective_seconds(CollectiveKind.ALL_GATHER, whole, pairs, context.own)
+    whole = 2 * 1024 * 768 * 2  # of the two replicas that become one
+    expected = collective_seconds(CollectiveKind.ALL_GATHER, whole, pairs(context), context.own)
     assert (there, back) == (expected, 0.0)
+
+
+def test_two_layers_that_both_split_pay_for_the_busiest_rank(context):
+    layout = mixed(strategy(2), strategy(4), micro_batch=2)
+    held = 8 * 1024 * 768 * 2 // 8
+    fours = context.topology.axis(((4, 1),), num_ranks=8)
+    expected = exchange_seconds(lambda _: held, fours, context.own)
+    assert reshard_s(context, layout, *layout.strategies) == (expected, expected)
 
 
 def test_a_step_of_mixed_layers_lies_between_those_of_equal_ones_but_for_the_resharding(context):

@@ -30,6 +30,7 @@ PAGES = {  # and their commands, at least
     "docs/how-to/ask-what-if.md": 3,
     "docs/how-to/plan-for-cost-or-a-target.md": 2,
     "docs/how-to/share-a-report.md": 1,
+    "docs/how-to/move-a-run-to-another-plan.md": 4,
 }
 BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 

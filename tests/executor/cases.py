@@ -1,8 +1,8 @@
-"""The matrix: strategies and compositions that must equal one process, on a small model."""
+"""Cases of the matrix: a layout of a small model, run on processes, and what each rank saw."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ from profiles.layers import (
     Attention,
     Block,
     Embedding,
+    ExpertFeedForward,
     FeedForward,
     Head,
     Norm,
@@ -54,6 +55,7 @@ NORMS = Recompute(RecomputeKind.SELECTIVE, ("layernorm",))
 def model_of(
     *,
     tied: bool = False,
+    kv_heads: int = 2,
     qk_norm: QKNorm = QKNorm.NONE,
     norm: Norm = Norm.RMS,
     gated: bool = True,
@@ -61,10 +63,10 @@ def model_of(
     biases: bool = False,
     **block: Any,
 ) -> ModelSpec:
-    """Four blocks of width 32: 4 heads over 2 key/value heads."""
+    """Four blocks of width 32 with 4 heads."""
     attention = Attention(
         heads=4,
-        kv_heads=2,
+        kv_heads=kv_heads,
         head_dim=8,
         value_head_dim=8,
         qk_norm=qk_norm,
@@ -86,19 +88,58 @@ def model_of(
     return ModelSpec(name="small", family="generic", runs=runs)
 
 
+def with_experts(spec: ModelSpec, *, num_dense: int = 0, **experts: Any) -> ModelSpec:
+    """``spec`` with a mixture of experts in all blocks but the first ``num_dense``."""
+    first, dense, last = spec.runs
+    assert isinstance(dense.layer, Block)
+    sparse = replace(dense.layer, feed_forward=ExpertFeedForward(**experts))
+    blocks = [LayerRun(dense.layer, num_dense), LayerRun(sparse, 4 - num_dense)]
+    return replace(spec, runs=(first, *[run for run in blocks if run.count], last))
+
+
 LLAMA = model_of()
 QWEN = model_of(qk_norm=QKNorm.PER_HEAD, tied=True)
 OLMO = model_of(qk_norm=QKNorm.FULL)
 GPT = model_of(norm=Norm.LAYER, gated=False, positions=SEQ, biases=True, tied=True)
 GEMMA = model_of(num_norms=4, window=5)
 NEOX = model_of(norm=Norm.LAYER, gated=False, biases=True, parallel=True)
-MODELS = {"llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX}
+PHI = model_of(kv_heads=4, norm=Norm.LAYER, positions=SEQ, biases=True)
+MIXTRAL = with_experts(model_of(window=5), num_experts=8, top_k=2, expert_hidden=24)
+QWEN_MOE = with_experts(
+    model_of(qk_norm=QKNorm.PER_HEAD), num_dense=1, num_experts=4, top_k=3, expert_hidden=20,
+    shared_hidden=40, shared_gate=True,
+)  # fmt: skip
+SWITCH = with_experts(GPT, num_experts=4, top_k=1, expert_hidden=48, gated=False)
+MODELS = {
+    "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gpt": GPT, "gemma": GEMMA, "neox": NEOX,
+    "phi": PHI, "mixtral": MIXTRAL, "qwen-moe": QWEN_MOE, "switch": SWITCH,
+}  # fmt: skip
+
+
+def split(
+    tp: int,
+    dp: int,
+    zero: int = 0,
+    *,
+    sequence: bool = True,
+    recompute: Recompute = NO_RECOMPUTE,
+    shard_group: int | None = None,
+) -> Strategy:
+    """Of one layer."""
+    return Strategy(
+        tp=tp,
+        dp=dp,
+        zero=zero,
+        shard_group=shard_group or dp,
+        sequence_parallel=sequence and tp > 1,
+        recompute=recompute,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A layout of a model. ``cut``: blocks of each chunk. ``mixed``: recomputation and ZeRO stage
-    of the blocks from the third on.
+    """A layout of a model. ``cut``: blocks of each chunk. ``layers``: the strategies of embedding,
+    four blocks and head, where they differ; the first has the degrees of the case.
     """
 
     name: str
@@ -106,6 +147,9 @@ class Case:
     tp: int = 1
     dp: int = 1
     pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
     zero: int = 0
     shard_group: int | None = None
     sequence: bool = False
@@ -114,7 +158,7 @@ class Case:
     cut: tuple[int, ...] | None = None
     micro_batch: int = 1
     recompute: Recompute = NO_RECOMPUTE
-    mixed: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[Strategy, ...] = ()
     order: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
 
     @property
@@ -123,12 +167,12 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        mesh = Mesh(tp=self.tp, dp=self.dp, pp=self.pp, order=self.order)
+        degrees = {name: getattr(self, name) for name in ("tp", "dp", "cp", "ep", "expert_tp")}
+        mesh = Mesh(pp=self.pp, order=self.order, **degrees)
         strategy = Strategy(
-            tp=self.tp,
-            dp=self.dp,
+            **degrees,
             zero=self.zero,
-            shard_group=self.shard_group or self.dp,
+            shard_group=self.shard_group or self.dp * self.cp,
             sequence_parallel=self.sequence,
         )
         count = BATCH // self.dp // self.micro_batch
@@ -145,64 +189,11 @@ class Case:
         )
 
     def _mixed(self, chunk: Chunk) -> Chunk:
-        """The third and fourth block under a strategy of their own."""
-        if not self.mixed:
+        """Each layer under its own strategy."""
+        if not self.layers:
             return chunk
-        spans = []
-        for span in chunk.spans:
-            for at in range(span.first, span.stop):
-                changed = replace(span.strategy, **self.mixed)
-                spans.append(LayerSpan(at, at + 1, changed if at in (3, 4) else span.strategy))
-        return Chunk(chunk.stage, chunk.chunk, tuple(spans))
-
-
-BY_REPLICA = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
-VEE = {"schedule": "zbv", "chunks": 2, "pp": 2}
-CASES = (
-    Case(name="DDP", dp=2),
-    Case(name="ZeRO-1", dp=2, zero=1, model="qwen"),
-    Case(name="ZeRO-2", dp=2, zero=2, micro_batch=2),
-    Case(name="ZeRO-3, tied", dp=2, zero=3, model="gpt"),
-    Case(name="ZeRO-3, uneven shards", dp=4, zero=3, micro_batch=2, model="olmo"),
-    Case(name="HSDP, ZeRO-2 in pairs", dp=4, zero=2, shard_group=2),
-    Case(name="HSDP, ZeRO-3 in pairs", dp=4, zero=3, shard_group=2, micro_batch=2, model="qwen"),
-    Case(name="TP", tp=2, model="gpt", micro_batch=4),
-    Case(name="TP, q/k norm over all heads", tp=2, model="olmo", micro_batch=4),
-    Case(name="TP, sequence parallel", tp=2, sequence=True, model="qwen", micro_batch=4),
-    Case(name="TP, sequence parallel, biases", tp=2, sequence=True, model="gpt", micro_batch=8),
-    Case(name="TP, parallel block", tp=2, sequence=True, model="neox", micro_batch=8),
-    Case(name="TP, four norms, window", tp=2, sequence=True, model="gemma", micro_batch=8),
-    Case(name="full recomputation", tp=2, recompute=FULL, micro_batch=4),
-    Case(name="full recomputation, SP", tp=2, sequence=True, recompute=FULL, micro_batch=4),
-    Case(name="selective: attention", dp=2, zero=3, recompute=CORE, micro_batch=4),
-    Case(name="selective: all modules", tp=2, sequence=True, recompute=CHEAP, micro_batch=4),
-    Case(name="selective: norms", tp=2, sequence=True, recompute=NORMS, micro_batch=8),
-    Case(name="layers differ", dp=2, zero=3, mixed={"zero": 1, "recompute": FULL}, micro_batch=2),
-    Case(name="GPipe", pp=2, schedule="gpipe", cut=(3, 1), model="gpt", micro_batch=2),
-    Case(name="1F1B, four stages", pp=4, micro_batch=2, model="qwen"),
-    Case(name="interleaved 1F1B", pp=2, chunks=2, schedule="interleaved-1f1b", micro_batch=2),
-    Case(name="interleaved zero bubble", pp=2, chunks=2, schedule="interleaved-zb", micro_batch=2),
-    Case(name="ZBV, tied", **VEE, model="qwen", micro_batch=2),
-    Case(name="DualPipeV", **{**VEE, "schedule": "dualpipe-v"}, micro_batch=2),
-    Case(name="1F1B x ZeRO-1", pp=2, dp=2, zero=1, cut=(1, 3), model="gpt"),
-    Case(name="1F1B x ZeRO-2", pp=2, dp=2, zero=2, order=BY_REPLICA),
-    Case(name="1F1B x ZeRO-3", pp=2, dp=2, zero=3, recompute=FULL),
-    Case(name="interleaved x ZeRO-3", pp=2, dp=2, zero=3, chunks=2, schedule="interleaved-1f1b"),
-    Case(name="ZBV x DDP", **VEE, dp=2, micro_batch=2),
-    Case(name="ZBV x ZeRO-1", **VEE, dp=2, zero=1, model="gpt"),
-    Case(name="ZBV x TP", **VEE, tp=2, sequence=True, micro_batch=2),
-    Case(name="TP x ZeRO-3", tp=2, dp=2, zero=3, sequence=True, model="qwen", micro_batch=2),
-    Case(name="TP x ZeRO-1", tp=2, dp=2, zero=1, model="olmo", micro_batch=4),
-    Case(name="PP x TP", pp=2, tp=2, micro_batch=2, model="gpt"),
-    Case(
-        name="PP x DP x TP: 1F1B, ZeRO-1", pp=2, dp=2, tp=2, zero=1, sequence=True, model="qwen"
-    ),
-    Case(
-        name="PP x DP x TP: interleaved, ZeRO-3", pp=2, dp=2, tp=2, zero=3, sequence=True,
-        chunks=2, schedule="interleaved-1f1b", recompute=FULL, micro_batch=2,
-    ),
-    Case(name="PP x DP x TP: ZBV, ZeRO-1", **VEE, dp=2, tp=2, zero=1, micro_batch=2),
-)  # fmt: skip
+        spans = [LayerSpan(at, at + 1, self.layers[at]) for at in range(chunk.first, chunk.stop)]
+        return replace(chunk, spans=tuple(spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +220,23 @@ def batch(step: int) -> torch.Tensor:
 
 
 def own_rows(trainer: Trainer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    share = BATCH // trainer.layout.mesh.dp
-    rows = batch(step)[trainer.mesh.replica * share :][:share]
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    first, last = ([n for own in each for n in own] for each in trainer.sequences)
+    rows = batch(step)
+    return rows[first, :-1].contiguous(), rows[last, 1:].contiguous()
 
 
-def outcome(spec: ModelSpec, layout: Layout, numbers: Numbers, training: TrainingSpec) -> Outcome:
+def outcome(
+    spec: ModelSpec,
+    layout: Layout,
+    numbers: Numbers,
+    training: TrainingSpec,
+    *,
+    compiles: bool = False,
+) -> Outcome:
     """First gradients, then five steps, on this rank."""
     trainer = Trainer(
         spec, layout, training, RECIPE,
-        device=torch.device("cpu"), num_steps=STEPS, numbers=numbers,
+        device=torch.device("cpu"), num_steps=STEPS, numbers=numbers, compiles=compiles,
     )  # fmt: skip
     trainer.gradients(*own_rows(trainer, 0))
     gradients = {name: _shard(p.grad) for name, p in trainer.named_parameters().items()}
@@ -295,11 +293,14 @@ def expected_elements(case: Case) -> int:
     for chunk in layout.chunks:
         for span in chunk.spans:
             own = span.strategy
-            copies = own.dp // (own.shard_group if own.zero else 1)
+            copies = own.dp * own.cp // (own.shard_group if own.zero else 1)
             for layer in case.spec.layers[span.first : span.stop]:
                 for parameter in layer.parameters():
                     in_one = layer is case.spec.layers[-1] and len(layout.chunks) == 1
                     if case.spec.tied and in_one and parameter.name == "projection":
+                        continue
+                    if parameter.split is Split.EXPERT:
+                        total += parameter.count * (1 if own.zero else layout.mesh.expert_dp)
                         continue
                     replicated = parameter.split is Split.REPLICATED
                     total += parameter.count * copies * (own.tp if replicated else 1)

@@ -7,6 +7,7 @@ a peer that is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -30,6 +31,24 @@ LIMIT_S = 60
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
     """``function(rank)`` on each of ``count`` ranks."""
+    children = start_ranks(count, function)
+    try:
+        return _collect(list(children))
+    finally:
+        kill_ranks(children)
+
+
+def kill_ranks(children: dict[int, int]) -> None:
+    """End what is left of ``start_ranks``."""
+    for pipe, process in children.items():
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        with contextlib.suppress(OSError):  # it has been read
+            os.close(pipe)
+
+
+def start_ranks(count: int, function: Callable[[int], Any]) -> dict[int, int]:
+    """The process of each rank, by the pipe on which it will answer."""
     # Rank 0 serves the store: this process must have no thread of torch's when it forks.
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     children: dict[int, int] = {}  # end of a pipe -> process
@@ -42,12 +61,7 @@ def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
         os.close(send)
         children[receive] = process
     listener.close()
-    try:
-        return _collect(list(children))
-    finally:
-        for process in children.values():
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+    return children
 
 
 def _child(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+DEGREES = ("tp", "cp", "dp", "ep", "expert_tp")
 PAGE = ROOT / "docs" / "reference" / "executor.md"
 INTRODUCTION = """# What the native executor runs
 
@@ -18,7 +19,12 @@ SGD, warm-up, weight decay and clipping, its losses equal those of one process t
 and 1e-5 (float32), every gradient of the first step does, on every rank, to ten times that, all
 ranks together hold the elements that the strategy says, and every rank ran exactly the collectives
 that the plan means, in number and in bytes. Shown are those of one step of rank 0 in float32:
-how often, and KiB of whole tensors. Axes that span all ranks are one.
+how often, and KiB of whole tensors. Where layers divide the ranks differently, degrees stand in the
+order of the model, and an axis of several sizes has its size with its name.
+
+Tokens travel to their experts as the data want it. So on the axes `ep` and `expert_tp` counts are
+exact and the KiB shown are those of an even routing; of all-to-alls they are exact in the sum over
+ranks, and what is gathered where experts are split is padded to the rank that has most.
 
 | layout | model | ranks | elements on rank 0 | collectives of rank 0 |
 | --- | --- | --- | --- | --- |
@@ -30,20 +36,25 @@ def row(case, found) -> str:
     import torch  # noqa: PLC0415 - the page alone needs none
 
     first = found[torch.float32][0]
-    ran = "; ".join(
+    moved = "; ".join(
         f"{each['axis']} {each['kind']} {each['count']} ({each['bytes'] / 1024:.1f})"
-        for each in first.ran
+        for each in first.planned
     )
-    degrees = {"tp": case.tp, "dp": case.dp, "pp": case.pp}
-    words = " x ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
-    return f"| {case.name} | {case.model} | {words} | {first.held:,} | {ran} |\n"
+    strategies = case.layout.strategies
+    degrees = {name: dict.fromkeys(getattr(each, name) for each in strategies) for name in DEGREES}
+    degrees["pp"] = {case.pp: None}
+    words = " x ".join(
+        f"{name} {'/'.join(map(str, sizes))}" for name, sizes in degrees.items() if max(sizes) > 1
+    )
+    return f"| {case.name} | {case.model} | {words} | {first.held:,} | {moved} |\n"
 
 
 def main() -> None:
     """Run all cases."""
-    from cases import CASES, run_case  # noqa: PLC0415
+    from cases import run_case  # noqa: PLC0415
+    from expert_matrix import ALL_CASES  # noqa: PLC0415
 
-    rows = [row(case, run_case(case)) for case in CASES]
+    rows = [row(case, run_case(case)) for case in ALL_CASES]
     PAGE.write_text(INTRODUCTION + "".join(rows), encoding="utf-8")
 
 

@@ -8,12 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from costmodel.layout import (
+    NO_RECOMPUTE,
+    Chunk,
+    LayerSpan,
+    Layout,
+    Mesh,
+    Recompute,
+    RecomputeKind,
+    Strategy,
+)
 from executor.failures import cause, forget, leave_note
+from planner import load_inputs, plan_of, plan_text
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -98,6 +110,29 @@ def test_a_run_is_told_beside_its_estimate(run):
     assert {rank["stage"] for rank in record["ranks"]} == {0, 1}
 
 
+def test_experts_and_split_sequences_are_planned_and_run(folder):
+    config = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    (folder / "sparse.json").write_text(json.dumps(config))
+    planned = parplan(
+        "plan", "--model", "sparse.json", "--cluster", "2xcpu", "--global-batch", 4,
+        "--seq-len", 32, "--precision", "fp32", "--launcher", "native", "--fix", "cp=2",
+        "--fix", "ep=2", "-o", "sparse.yaml", cwd=folder,
+    )  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    done = parplan("launch", "sparse.yaml", "--steps", 2, "--out", "sparse", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "sparse" / "run.json").read_text())
+    assert record["row"]["num_experts"] == 4
+    assert record["row"]["cp"] == record["row"]["ep"] == 2
+    for rank in record["ranks"]:
+        kinds, planned_kinds = (
+            [(each["kind"], each["axis"], each["count"]) for each in rank[name]]
+            for name in ("ran", "planned")
+        )
+        assert kinds == planned_kinds
+        assert {("all-gather", "cp"), ("all-to-all", "ep")} <= {each[:2] for each in kinds}
+
+
 @pytest.mark.usefixtures("run")
 def test_each_step_has_a_line_in_the_log(folder):
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
@@ -155,6 +190,58 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_starts(folder):
     assert done.returncode == 2
     assert "schedule zb-h1; expected one of gpipe, 1f1b" in done.stderr
     assert not (folder / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A plan for two ranks whose layers differ; embedding and head take different sequences."""
+    place = tmp_path_factory.mktemp("mixed")
+    (place / "model.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": False}))
+    sizes = {"global_batch": 4, "seq_len": 32, "precision": "fp32"}
+    inputs = load_inputs(str(place / "model.json"), "2xcpu", overrides=sizes)
+    split, gathered = (
+        Strategy(tp=2, shard_group=1, sequence_parallel=True),
+        Strategy(dp=2, zero=3, shard_group=2, recompute=Recompute(RecomputeKind.FULL)),
+    )
+    own = {0: split, 5: replace(gathered, recompute=NO_RECOMPUTE)}
+    spans = [LayerSpan(at, at + 1, own.get(at, (split, gathered)[at % 2])) for at in range(6)]
+    layout = Layout(
+        mesh=Mesh(tp=2),
+        schedule="1f1b",
+        num_chunks=1,
+        micro_batch=2,
+        num_microbatches=2,
+        chunks=(Chunk(0, 0, tuple(spans)),),
+    )
+    (place / "plan.yaml").write_text(plan_text(plan_of(inputs, layout), folder=place))
+    return place
+
+
+def test_a_plan_of_different_layers_is_launched(mixed):
+    done = parplan("launch", "plan.yaml", "--steps", 3, "--out", "run", "--lr", 1e-3, cwd=mixed)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((mixed / "run" / "run.json").read_text())
+    assert record["steps"][-1]["loss"] < record["steps"][0]["loss"]
+    for rank in record["ranks"]:
+        assert rank["ran"] == rank["planned"]
+        assert {row["kind"] for row in rank["ran"]} > {"all-to-all", "reduce-scatter"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        ("dp: 2", "dp: 4", "tp 1 x dp 4 of a strategy are not the mesh's 2 x 1 ranks"),
+        ("micro_batch: 2", "micro_batch: 1", "1 sequences of a micro-batch do not divide by dp 2"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_refused_before_anything_starts(mixed, wrong, right, words):
+    text = (mixed / "plan.yaml").read_text()
+    assert wrong in text
+    (mixed / "bad.yaml").write_text(text.replace(wrong, right))
+    done = parplan("launch", "bad.yaml", "--steps", 1, "--out", "bad", cwd=mixed)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert not (mixed / "bad").exists()
 
 
 def test_a_plan_of_another_model_is_refused(folder):

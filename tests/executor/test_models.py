@@ -6,20 +6,26 @@ import math
 
 import pytest
 import torch
-from cases import BATCH, HIDDEN, LLAMA, MODELS, SEQ, VOCAB, batch
+from cases import BATCH, HIDDEN, LLAMA, MODELS, SEQ, VOCAB, batch, with_experts
 from torch.nn import functional
 
 from costmodel.layout import Chunk, LayerSpan, Strategy
 from executor.models.chain import Chain
+from executor.models.groups import LONE_LAYER
 from executor.models.parameters import initialise
 from executor.models.recomputing import without_output
-from executor.models.tensorgroup import ALONE
 from profiles.catalog import load_model
+
+TOP_K = 3
+SPARSE = with_experts(
+    LLAMA, num_dense=1, num_experts=6, top_k=TOP_K, expert_hidden=24, shared_hidden=16,
+    shared_gate=True,
+)  # fmt: skip
 
 
 def chain_of(spec, *, device="meta"):
     chunk = Chunk(0, 0, (LayerSpan(0, spec.num_layers, Strategy()),))
-    chain = Chain(spec, chunk, lambda _: ALONE, num_tokens=BATCH * SEQ)
+    chain = Chain(spec, chunk, lambda _: LONE_LAYER, num_tokens=BATCH * SEQ)
     if device != "meta":
         chain.to(torch.float64).to_empty(device=device)
         chain.tie()
@@ -30,7 +36,17 @@ def chain_of(spec, *, device="meta"):
 @pytest.mark.parametrize(
     "spec",
     [*MODELS.values()]
-    + [load_model(name, where="") for name in ("llama3-8b", "gpt2", "qwen3-0.6b", "gemma2-9b")],
+    + [
+        load_model(name, where="")
+        for name in (
+            "llama3-8b",
+            "gpt2",
+            "qwen3-0.6b",
+            "gemma2-9b",
+            "mixtral-8x7b",
+            "qwen1.5-moe-a2.7b",
+        )
+    ],
     ids=lambda spec: spec.name,
 )
 def test_native_models_have_the_parameters_of_their_spec(spec):
@@ -57,6 +73,27 @@ def rotated(x):
     return torch.cat((turned.real, turned.imag), -1)
 
 
+def swiglu(y, matrices):
+    gate, up, down = matrices
+    inner = y @ gate.T
+    return (inner * torch.sigmoid(inner) * (y @ up.T)) @ down.T
+
+
+def plain_experts(y, own):
+    """Every expert sees every token; a token takes three of them."""
+    scores = (y @ own["feed_forward.router"].T).exp()
+    least = scores.sort(-1).values[..., -TOP_K, None]
+    weights = torch.where(scores >= least, scores, 0)
+    weights = weights / weights.sum(-1, keepdim=True)
+    gate, up, down = (own[f"feed_forward.experts.{name}_proj"] for name in ("gate", "up", "down"))
+    made = [
+        swiglu(y, (gate[:, each], up[:, each], down[:, each].T)) for each in range(gate.shape[1])
+    ]
+    shared = swiglu(y, [own[f"feed_forward.shared.{name}_proj"] for name in ("gate", "up", "down")])
+    opened = torch.sigmoid(y @ own["feed_forward.shared_gate"].T)
+    return (torch.stack(made, -1) * weights[..., None, :]).sum(-1) + opened * shared
+
+
 def plain_loss(weights, rows):
     """A llama of four blocks in plain operators, without a fused kernel."""
     tokens, targets = rows[:, :-1], rows[:, 1:]
@@ -78,15 +115,17 @@ def plain_loss(weights, rows):
         context = (scores.softmax(-1) @ v).transpose(1, 2).reshape(BATCH, SEQ, HIDDEN)
         x = x + context @ own["attention.o_proj"].T
         y = norm(x, own["norms.1.weight"])
-        gate = y @ own["feed_forward.gate_proj"].T
-        up = y @ own["feed_forward.up_proj"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ own["feed_forward.down_proj"].T
+        if "feed_forward.router" in own:
+            x = x + plain_experts(y, own)
+        else:
+            x = x + swiglu(y, [own[f"feed_forward.{name}_proj"] for name in ("gate", "up", "down")])
     logits = norm(x, weights["layers.head.norm.weight"]) @ weights["layers.head.projection"].T
     return functional.nll_loss(logits.log_softmax(-1).flatten(0, 1), targets.flatten())
 
 
-def test_a_native_model_computes_what_plain_operators_do():
-    chain, rows = chain_of(LLAMA, device="cpu"), batch(0)
+@pytest.mark.parametrize("spec", [LLAMA, SPARSE], ids=["dense", "experts"])
+def test_a_native_model_computes_what_plain_operators_do(spec):
+    chain, rows = chain_of(spec, device="cpu"), batch(0)
     loss = chain(rows[:, :-1], rows[:, 1:])
     expected = plain_loss(dict(chain.named_parameters()), rows)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)

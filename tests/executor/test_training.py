@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from cases import BATCH, LLAMA, QWEN, SEQ, Case, alone, outcome, training_of
+from cases import BATCH, QWEN, SEQ, Case, alone, outcome, split, training_of
 from ranks import run_ranks
 
 from executor.data import open_data
@@ -48,8 +48,10 @@ def test_adam_over_shards_is_adam_over_the_whole(optimizer):
         )
 
     (one,) = run(Case(name="", model="qwen", micro_batch=BATCH).layout)
-    split = Case(name="", model="qwen", tp=2, dp=2, zero=3, sequence=True, micro_batch=2)
-    for other in run(split.layout):
+    two, one_each = split(2, 2, 3), split(1, 4, 1)
+    layers = (two, two, one_each, split(1, 4), two, two)
+    several = Case(name="", model="qwen", tp=2, dp=2, micro_batch=2, layers=layers)
+    for other in run(several.layout):
         assert other == pytest.approx(one, rel=1e-9)
 
 
@@ -60,14 +62,22 @@ def test_adam_over_shards_is_adam_over_the_whole(optimizer):
         Case(name="shards", dp=2, zero=3, micro_batch=2),
         Case(name="split", tp=2, sequence=True, micro_batch=2),
         Case(name="stages", pp=2, dp=2, zero=1, micro_batch=2),
+        Case(name="experts", dp=2, ep=2, zero=3, micro_batch=2, model="mixtral"),
+        Case(name="sequences", cp=2, zero=2, micro_batch=2),
+        Case(
+            name="layers", tp=2, micro_batch=4,
+            layers=(*[split(2, 1)] * 2, *[split(1, 2, 3)] * 2, split(2, 1), split(1, 2)),
+        ),
     ],
     ids=lambda case: case.name,
-)
+)  # fmt: skip
 def test_bf16_stays_near_fp32(case):
     """bf16 has 8 bits: losses of 4.25 within 0.02, norms of gradients within 3 %."""
     layout = case.layout
-    found = run_ranks(layout.mesh.num_ranks, lambda _: outcome(LLAMA, layout, MIXED, training_of()))
-    reference = alone("llama")[torch.float32]
+    found = run_ranks(
+        layout.mesh.num_ranks, lambda _: outcome(case.spec, layout, MIXED, training_of())
+    )
+    reference = alone(case.model)[torch.float32]
     for each in found:
         assert each.losses == pytest.approx(reference.losses, abs=0.02)
         assert each.norms == pytest.approx(reference.norms, rel=0.03)

@@ -12,6 +12,7 @@ from planner import load_inputs, load_plan, nested, plan_of, plan_text
 from planner.build import CandidateProblem
 from planner.choices import Restrictions
 from planner.mixing import MixedProblem, best_mix
+from planner.native import layout_problems
 from planner.search import search
 from planner.space import SearchSpace
 
@@ -65,14 +66,27 @@ def test_a_launcher_that_gives_all_layers_the_same_degrees_gets_no_mix(searched)
     assert best_mix(own.context, space_of(own, "megatron"), finalists, min_fit=0.9) is None
 
 
-def test_layers_of_different_tp_pay_for_their_resharding_in_the_estimate():
+def test_a_mix_for_native_is_native(searched):
+    """A tied model's embedding and head lie alike, and it costs next to nothing."""
+    own, _, finalists, mixed = searched
+    native = best_mix(own.context, space_of(own, "native", pp=1), finalists, min_fit=0.9)
+    assert layout_problems(own.model, own.training, native.layout) == []
+    first, last = native.layout.ends
+    assert first == last
+    assert len({s.zero for s in native.layout.strategies}) > 1
+    assert mixed.estimate.step_s <= native.estimate.step_s < 1.001 * mixed.estimate.step_s
+
+
+@pytest.mark.parametrize("launcher", ["any", "native"])
+def test_layers_of_different_tp_pay_for_their_resharding_in_the_estimate(launcher):
     own = inputs("llama2-7b", "8xa100-40g", 64, 4096)
-    space = space_of(own, pp=1, cp=1)
+    space = space_of(own, launcher, pp=1, cp=1)
     finalists = search(own.context, space).finalists
     mixed = best_mix(own.context, space, finalists[1:], min_fit=0.9)
     assert len({s.tp for s in mixed.layout.strategies}) > 1
     assert mixed.estimate.split.tp_s > 0.0
     assert mixed.estimate.step_s < finalists[1].estimate.step_s
+    assert layout_problems(own.model, own.training, mixed.layout) == []
 
 
 def persist_or_gather(own, micro_batch, spare=0):

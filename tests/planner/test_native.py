@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.layout import Recompute, RecomputeKind
+from costmodel.layout import Axis, LayerSpan, Recompute, RecomputeKind
 from planner import ManualLayout, layout_from_degrees, load_inputs, plan_training
 from planner.native import layout_problems, model_problems, training_problems
 from planner.restrictions import parse_restrictions
@@ -40,7 +40,9 @@ def problems_of(inputs, strategy=None, **degrees):
     ("degrees", "strategy", "words"),
     [
         ({"tp": 2, "dp": 4, "zero": 3}, None, None),
-        ({"cp": 2}, None, "cp 2; native runs tp, dp and pp"),
+        ({"cp": 2}, None, None),
+        ({"cp": 2, "tp": 2, "zero": 3}, None, None),
+        ({"cp": 2}, {"zero": 1, "shard_group": 3}, "shard group 3 does not divide dp 4 x cp 2"),
         ({"pp": 2, "schedule": "zb-h1"}, None, "schedule zb-h1; expected one of gpipe"),
         ({"pp": 8, "micro_batch": 8}, None, "4 micro-batches for 8 stages"),
         ({"pp": 2, "chunks": 2, "schedule": "zbv", "zero": 1}, None, None),
@@ -53,15 +55,47 @@ def problems_of(inputs, strategy=None, **degrees):
         ),
         (
             {"dp": 8},
-            {"recompute": Recompute(RecomputeKind.SELECTIVE, ("moe_act",))},
-            "recomputation of moe_act",
+            {"recompute": Recompute(RecomputeKind.SELECTIVE, ("operators",))},
+            "recomputation of operators",
         ),
-        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, "layers with tp 4 in a job of tp 2"),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}, None),
+        ({"tp": 2, "dp": 4}, {"tp": 4, "dp": 4}, "tp 4 x dp 4 of a strategy are not the mesh's"),
+        ({"tp": 2, "dp": 4}, {"tp": 1, "dp": 8}, "the 4 sequences of a micro-batch do not divide"),
     ],
 )
 def test_a_layout_is_refused_with_its_rule(degrees, strategy, words):
     found = problems_of(inputs_of(), strategy, **degrees)
     assert found == [] if words is None else any(words in problem for problem in found)
+
+
+def test_a_tied_matrix_lies_alike_at_both_ends():
+    inputs = inputs_of("gpt2", seq_len=1024)
+    layout = layout_from_degrees(inputs, ManualLayout(dp=8, zero=3))
+    (chunk,) = layout.chunks
+    (span,) = chunk.spans
+    own = replace(span.strategy, zero=2)
+    for at, refused in ((span.stop - 1, True), (12, False)):  # the head apart, and a block
+        spans = [
+            LayerSpan(each, each + 1, own if each == at else span.strategy)
+            for each in range(span.first, span.stop)
+        ]
+        mixed = replace(layout, chunks=(replace(chunk, spans=tuple(spans)),))
+        found = layout_problems(inputs.model, inputs.training, mixed)
+        assert any("tied embedding and head" in problem for problem in found) is refused
+
+
+def test_tensor_parallel_degrees_nest_and_their_ranks_are_neighbours():
+    inputs = inputs_of(cluster="4x8xh100")
+    layout = layout_from_degrees(inputs, ManualLayout(tp=2, pp=2, zero=1))
+    between = (Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.DP)
+    chunks = (layout.chunks[0], with_strategy(layout, {"tp": 4, "dp": 4, "shard_group": 4})[1])
+    mixed = replace(layout, chunks=chunks)
+    assert layout_problems(inputs.model, inputs.training, mixed) == []
+    mixed = replace(mixed, mesh=replace(layout.mesh, order=between))
+    found = layout_problems(inputs.model, inputs.training, mixed)
+    assert found == [
+        "tp 4 of a strategy beside tp 2, in a rank order in which dp does not follow tp"
+    ]
 
 
 def test_key_value_heads_and_sequences_must_divide_by_tp():
@@ -81,7 +115,9 @@ def test_key_value_heads_and_sequences_must_divide_by_tp():
         ("llama3-8b", None),
         ("gpt2", None),
         ("gemma2-9b", None),
-        ("mixtral-8x7b", "no native mixture of experts"),
+        ("mixtral-8x7b", None),
+        ("qwen1.5-moe-a2.7b", None),
+        ("glm-4.5", "no native bias of a router"),
         ("deepseek-v3", "no native latent attention"),
         ("gpt-oss-20b", "no native attention sinks"),
         ("bloom-176b", "positions are neither rotary nor learned"),
@@ -94,6 +130,35 @@ def test_a_model_without_native_layers_is_refused(model, words):
     if words is not None:
         with pytest.raises(InputError, match="launcher native"):
             plan_training(inputs, launcher="native")
+
+
+@pytest.mark.parametrize(
+    ("degrees", "strategy", "words"),
+    [
+        ({"ep": 8}, None, None),
+        ({"ep": 4, "tp": 2, "zero": 3}, None, None),
+        ({"ep": 2, "tp": 2, "expert_tp": 2, "cp": 2}, None, None),
+        ({"ep": 2}, {"ep": 3}, "8 experts do not divide by ep 3"),
+        ({"tp": 2}, {"sequence_parallel": False}, "experts with tp 2 need sequence parallelism"),
+        (
+            {"tp": 2},
+            {"expert_tp": 3},
+            "14336 inner features of experts do not divide by expert_tp 3",
+        ),
+        ({"dp": 8}, {"zero": 1, "shard_group": 1}, "ZeRO-1 in shard groups of one rank"),
+    ],
+)
+def test_layouts_of_experts_are_refused_with_their_rule(degrees, strategy, words):
+    found = problems_of(inputs_of("mixtral-8x7b"), strategy, **degrees)
+    assert found == [] if words is None else any(words in problem for problem in found)
+
+
+def test_sequences_must_divide_into_two_pieces_a_rank():
+    inputs = inputs_of()
+    layout = layout_from_degrees(inputs, ManualLayout(cp=2))
+    odd = replace(inputs.training, seq_len=2050)
+    words = "sequences of 2050 tokens do not divide by 2 x cp 2"
+    assert words in layout_problems(inputs.model, odd, layout)
 
 
 def test_longer_sequences_than_learned_positions_are_refused():

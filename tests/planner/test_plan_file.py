@@ -22,10 +22,10 @@ from planner import (
     plan_text,
     save_plan,
 )
-from planner.fingerprint import fingerprint
 from planner.planreader import plan_in
 from profiles import yamlfile
 from profiles.errors import InputError
+from profiles.fingerprint import fingerprint
 
 ROOT = Path(__file__).parents[2]
 INPUTS = sample_inputs()
@@ -81,8 +81,8 @@ def test_stored_costs_that_are_not_those_of_today_are_remarked():
 
 def test_the_plan_file_is_valid_under_its_own_schema():
     schema = json_schema("plan")
-    assert set(plan_document(sample_plan())) == set(schema["properties"])
-    assert set(schema["required"]) == set(schema["properties"]) - {"estimate", "search"}
+    assert {*plan_document(sample_plan()), "profile"} == set(schema["properties"])
+    assert set(schema["required"]) == set(schema["properties"]) - {"estimate", "profile", "search"}
 
 
 def test_the_bytes_do_not_depend_on_the_hash_seed():

@@ -1,0 +1,1 @@
+"""The profiler: layers, operators and memory measured on a device, through the native executor."""

@@ -1,0 +1,119 @@
+"""``parplan profile layers``: flags -> a session -> the text of a profile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from profiles import shelf
+from profiles.catalog import load_model, load_training
+from profiles.errors import InputError, Problem
+from profiles.measuredfile import profile_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["catalogue_name", "measure_layers"]
+
+HEADER: Final = "# Made by parplan profile layers.\n"
+FAR: Final = 0.1  # of memory: another device than the one of that name
+
+
+def measure_layers(
+    model: str,
+    output: str,
+    flags: Mapping[str, Any],
+    *,
+    tell: Callable[[int, int, str], None],
+    should_stop: Callable[[], bool],
+) -> tuple[str, list[str]]:
+    """The profile of a model's layers, and notes on what is not in it. Raises ``InputError``."""
+    from executor.profiler.device import open_device  # noqa: PLC0415
+    from executor.profiler.points import Request  # noqa: PLC0415
+    from executor.profiler.session import Session, SessionPlan  # noqa: PLC0415 - torch
+
+    kind = _kind(flags["device"])
+    open_device(kind)  # before it is asked for its name
+    precision = flags["precision"] or ("fp32" if kind == "cpu" else None)
+    training = load_training(
+        None,
+        {
+            "global_batch": max(flags["micro_batch"]),
+            "seq_len": max(flags["seq_len"]),
+            "precision": precision,
+            "optimizer": flags["optimizer"],
+        },
+    )
+    request = Request(
+        model=load_model(model, where="parplan profile layers"),
+        training=training,
+        tp=flags["tp"],
+        batches=flags["micro_batch"],
+        seq_lens=flags["seq_len"],
+    )
+    plan = SessionPlan(
+        request=request,
+        device=kind,
+        device_name=_device_name(flags["device_name"], kind),
+        budget_s=flags["budget"],
+        rounds=flags["rounds"],
+        operators=flags["operators"],
+        memory=flags["memory"],
+        date=flags["date"],
+    )
+    session = Session(plan, Path(f"{output}.journal"))
+    session.run(tell=tell, should_stop=should_stop)
+    profile = session.profile(Path(output).stem)
+    doubtful = sum(own.doubtful for own in profile.layer_times)
+    doubtful += sum(own.doubtful for own in profile.operator_times)
+    notes = list(session.notes)
+    if doubtful:
+        notes.append(f"{doubtful} points are doubtful: is something else running on the device?")
+    notes += [
+        f"does not fit: {own.layer}, tp {own.tp}, micro-batch {own.batch} x {own.seq_len[0]}"
+        for own in profile.no_room
+    ]
+    return HEADER + profile_text(profile), notes
+
+
+def _kind(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    import torch  # noqa: PLC0415 - slowly
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name(asked: str | None, kind: str) -> str:
+    """What clusters call the device. Raises ``InputError`` where that cannot be told."""
+    if asked is not None:
+        return shelf.find("devices", asked, where="--as").stem
+    if kind == "cpu":
+        return "cpu"
+    import torch  # noqa: PLC0415 - slowly
+
+    own = torch.cuda.get_device_properties(0)
+    found = catalogue_name(own.name, own.total_memory / 2**30)
+    if found is None:
+        message = f"the catalogue has no device like {own.name!r}"
+        hint = "--as NAME says which it is: parplan catalog devices"
+        raise InputError(Problem(where="--device", message=message, hint=hint))
+    return found
+
+
+def catalogue_name(hardware: str, memory_gib: float) -> str | None:
+    """The device of the catalogue that calls itself ``hardware``: the chip's name in it, and of
+    several the one nearest in memory; None if there is none within a tenth.
+    """
+    words = set(re.split(r"[^a-z0-9]+", hardware.lower()))
+    pcie = "pcie" in words
+    found = []
+    for name in shelf.names("devices"):
+        chip, *rest = name.split("-")
+        sizes = [part for part in rest if re.fullmatch(r"\d+g", part)]
+        if chip not in words or pcie != ("pcie" in rest) or not sizes:
+            continue
+        found.append((abs(int(sizes[0][:-1]) / memory_gib - 1), name))
+    nearest_one = min(found, default=None)
+    return nearest_one[1] if nearest_one and nearest_one[0] < FAR else None

@@ -1,0 +1,291 @@
+"""A session of the profiler: points one after another, in rounds, within a budget of time.
+
+Each point is measured in every round and its least figures count, so that a slow minute of the
+machine does not stay in the profile. A point that the device has no memory for is noted as such.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from executor.profiler.device import device_facts, open_device
+from executor.profiler.journal import NO_ROOM, Journal
+from executor.profiler.layertimes import BACKWARD, FORWARD, STEP, layer_samples
+from executor.profiler.memory import RECOMPUTES, held_bytes
+from executor.profiler.operatortimes import OperatorPoint, operator_points, operator_samples
+from executor.profiler.points import Point, layer_points, model_facts
+from executor.profiler.probe import pretended_group
+from executor.profiler.timing import METHOD, WIDE, Figure, figure_of
+from profiles.fingerprint import fingerprint
+from profiles.measured import LayerHeld, LayerTime, NoRoom, OperatorTime, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from costmodel.layout import Recompute
+    from executor.profiler.points import Request
+    from profiles.measured import DeviceFacts
+
+__all__ = ["Session", "SessionPlan"]
+
+ROUNDS: Final = 2
+ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2}
+STREAMS: Final = 3  # two tensors are read, one is written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """What a session measures, on what, for how long. ``device_name``: what clusters call it."""
+
+    request: Request
+    device: str
+    device_name: str
+    budget_s: float | None = None
+    rounds: int = ROUNDS
+    operators: bool = True
+    memory: bool = True
+    date: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPoint:
+    """The memory of a layer's point, by what it recomputes."""
+
+    point: Point
+    recompute: Recompute
+
+    def __str__(self) -> str:
+        return f"memory of {self.point}, recompute {self.recompute}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    point: Point | OperatorPoint | HeldPoint
+    round: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.round}: {self.point}"
+
+
+class Session:
+    """Measures and remembers; ``profile`` is what it comes to."""
+
+    def __init__(self, plan: SessionPlan, journal: Path | None = None) -> None:
+        """Open the device. Raises ``InputError`` where it, or the request, is not possible."""
+        self.plan = plan
+        points, self.notes = layer_points(plan.request)
+        self.device = open_device(plan.device)
+        self.facts = device_facts(self.device, plan.device_name, method=METHOD, date=plan.date)
+        operators = operator_points(self.device.type) if plan.operators else []
+        rounds = range(plan.rounds)
+        order: list[Point | OperatorPoint] = [*points, *operators]
+        self.tasks = [_Task(point, number) for number in rounds for point in order]
+        if plan.memory:
+            held = [_Task(each, 0) for each in held_points(points, plan.request)]
+            self.tasks[len(order) : len(order)] = held
+        self.precision = plan.request.training.precision.value
+        self.journal = Journal(journal, self._header())
+
+    def _header(self) -> dict[str, Any]:
+        """What must be equal for figures to belong together."""
+        request, facts = self.plan.request, self.facts
+        training = replace(request.training, global_batch=1, micro_batch=None)
+        return {
+            "model": fingerprint(request.model),
+            "training": fingerprint(training),
+            "device": [facts.device, facts.hardware, facts.torch, facts.threads],
+        }
+
+    def run(
+        self, *, tell: Callable[[int, int, str], None], should_stop: Callable[[], bool]
+    ) -> None:
+        """Measure what the journal does not have yet, until the budget is spent. ``tell`` is given
+        what is done, the whole, and what comes next.
+        """
+        until_s = None
+        if self.plan.budget_s is not None:
+            until_s = time.monotonic() + self.plan.budget_s
+        todo = [task for task in self.tasks if task.key not in self.journal.found]
+        for number, task in enumerate(todo):
+            if until_s is not None and time.monotonic() >= until_s:
+                left = len({t.point for t in todo[number:] if t.round == 0})
+                self.notes.append(
+                    f"the budget is spent: {left} points are left out, "
+                    f"{len(todo) - number} of {len(self.tasks)} samplings"
+                )
+                return
+            if should_stop():
+                return
+            tell(len(self.tasks) - len(todo) + number, len(self.tasks), str(task.point))
+            self._measure(task)
+
+    def _measure(self, task: _Task) -> None:
+        try:
+            if isinstance(task.point, Point):
+                self._measure_layer(task)
+            elif isinstance(task.point, HeldPoint):
+                self._measure_held(task.key, task.point)
+            else:
+                samples = operator_samples(task.point, self.precision, self.device)
+                self.journal.add(task.key, figure_of(samples))
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _is_shortage(error):
+                raise
+            self.journal.add(task.key, None)
+        finally:
+            _give_back(self.device)
+
+    def _measure_layer(self, task: _Task) -> None:
+        point, request = task.point, self.plan.request
+        assert isinstance(point, Point)
+        with pretended_group(point.tp):
+            samples, count = layer_samples(request.model, request.training, point, self.device)
+        self.journal.add(task.key, figure_of(samples), parameters=count)
+
+    def _measure_held(self, key: str, own: HeldPoint) -> None:
+        request = self.plan.request
+        with pretended_group(own.point.tp):
+            found = held_bytes(
+                request.model, request.training, own.point, own.recompute, self.device
+            )
+        self.journal.add_bytes(key, asdict(found))
+
+    def profile(self, name: str) -> Profile:
+        """Everything measured so far."""
+        times, no_room, operators, held = [], [], [], []
+        for point in dict.fromkeys(task.point for task in self.tasks):
+            keys = [_Task(point, number).key for number in range(self.plan.rounds)]
+            found = [figure for key in keys if (figure := self.journal.figure(key))]
+            if isinstance(point, HeldPoint):
+                if (own := self.journal.found.get(keys[0])) and own != NO_ROOM:
+                    held.append(self._layer_held(point, own["bytes"]))
+            elif isinstance(point, OperatorPoint):
+                if found:
+                    operators.append(self._operator_time(point, merged(found)))
+            elif found:
+                key = next(key for key in keys if self.journal.figure(key))
+                count = self.journal.parameters(key)
+                times.append(self._layer_time(point, merged(found), count))
+            elif any(self.journal.found.get(key) == NO_ROOM for key in keys):
+                no_room.append(NoRoom(device=self.facts.device, **self._place(point)))
+        return Profile(
+            name=name,
+            source="parplan profile layers",
+            devices=(_with_rates(self.facts, operators),),
+            models=(model_facts(self.plan.request.model),),
+            layer_times=tuple(times),
+            layer_held=tuple(held),
+            no_room=tuple(no_room),
+            operator_times=tuple(operators),
+        )
+
+    def _place(self, point: Point) -> dict[str, Any]:
+        place = asdict(point)
+        place["seq_len"] = (point.seq_len,)
+        return {**place, "model": self.plan.request.model.name, "precision": self.precision}
+
+    def _layer_time(self, point: Point, figure: Figure, parameters: int) -> LayerTime:
+        return LayerTime(
+            **self._place(point),
+            device=self.facts.device,
+            forward_s=_told(figure.seconds[FORWARD]),
+            backward_s=_told(figure.seconds[BACKWARD]),
+            step_s=_told(figure.seconds[STEP]),
+            parameters=parameters,
+            optimizer=self.plan.request.training.optimizer.value,
+            spread=_told(figure.spread, 2),
+            doubtful=figure.doubtful,
+        )
+
+    def _layer_held(self, own: HeldPoint, found: dict[str, int]) -> LayerHeld:
+        return LayerHeld(
+            **self._place(own.point),
+            device=self.facts.device,
+            recompute=str(own.recompute),
+            saved_bytes=found["saved"],
+            transient_bytes=found["transient"],
+            state_bytes=found["state"],
+        )
+
+    def _operator_time(self, point: OperatorPoint, figure: Figure) -> OperatorTime:
+        return OperatorTime(
+            device=self.facts.device,
+            precision=self.precision,
+            operator=point.operator,
+            shape=point.shape,
+            forward_s=_told(figure.seconds[FORWARD]),
+            backward_s=_told(backward) if (backward := figure.seconds.get(BACKWARD)) else None,
+            spread=_told(figure.spread, 2),
+            doubtful=figure.doubtful,
+        )
+
+
+def _told(value: float, digits: int = 5) -> float:
+    """With the digits that a measurement has."""
+    return float(f"{value:.{digits}g}")
+
+
+def held_points(points: list[Point], request: Request) -> list[HeldPoint]:
+    """Of each layer and shard the least micro-batch, since bytes grow with it in proportion, and
+    what a block may recompute.
+    """
+    least = min(request.batches)
+    return [
+        HeldPoint(point, recompute)
+        for point in points
+        if point.batch == least
+        for recompute in (RECOMPUTES if point.layer.startswith("block") else RECOMPUTES[:1])
+    ]
+
+
+def merged(figures: list[Figure]) -> Figure:
+    """The figure of several rounds: the least of each part. Doubtful where all rounds are, or where
+    the best two are further apart than samples may be.
+    """
+    totals = sorted(sum(figure.seconds.values()) for figure in figures)
+    apart = len(totals) > 1 and totals[1] > (1 + WIDE) * totals[0]
+    return Figure(
+        {what: min(figure.seconds[what] for figure in figures) for what in figures[0].seconds},
+        min(figure.spread for figure in figures),
+        doubtful=apart or all(figure.doubtful for figure in figures),
+    )
+
+
+def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFacts:
+    """The device with the best rates that its operators reached."""
+    flop: dict[str, float] = {}
+    moved = []
+    for own in operators:
+        point = OperatorPoint(own.operator, own.shape)
+        if own.operator == "gemm":
+            rate = point.flop / own.forward_s
+            flop[own.precision] = max(flop.get(own.precision, 0.0), rate)
+        elif own.operator == "stream":
+            size = STREAMS * own.shape[0] * ELEMENT_BYTES[own.precision]
+            moved.append((own.shape[0], size / own.forward_s))
+    largest = max(moved)[1] if moved else None  # what is larger than caches
+    return replace(
+        facts,
+        flop_per_s={precision: _told(rate) for precision, rate in flop.items()},
+        memory_bytes_per_s=None if largest is None else _told(largest),
+    )
+
+
+def _is_shortage(error: BaseException) -> bool:
+    """Whether an error says that memory is short; the CPU's allocator raises a RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+def _give_back(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,94 @@
+"""Inputs with a profile: measured layers, what its operators make of the device, its kernels.
+
+A profile is refused where it cannot be about the question: it must have the cluster's slowest
+device, the precision of the run, and either layers of the model or plain operators. A model of a
+name that the profile knows, whose layers are others now, is refused as stale. The version of torch
+is not checked, since planning needs none; the profile says it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from profiles.errors import InputError, Problem
+from profiles.mergedprofile import load_profiles
+from profiles.training import LossKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.inputs import Inputs
+    from profiles.measured import DeviceFacts, LayerTime, OperatorTime, Profile
+
+__all__ = ["with_profiles"]
+
+
+def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profile") -> Inputs:
+    """The inputs under the profiles of files. Raises ``InputError`` where they are stale, or about
+    something else.
+    """
+    from costmodel.operatorfit import calibration_from  # noqa: PLC0415 - numpy
+
+    if not paths:
+        return inputs
+    profile = load_profiles(paths)
+    device = inputs.cluster.slowest_device
+    facts = next((own for own in profile.devices if own.device == device.name), None)
+    problem = _problem(inputs, profile, facts)
+    if problem is not None:
+        raise InputError(replace(problem, where=where))
+    assert facts is not None
+    training = replace(
+        inputs.training,
+        fused_kernels=facts.fused_kernels,
+        fused_norms=facts.fused_norms,
+        loss=LossKernel(facts.loss),
+    )
+    calibration = calibration_from(profile, device, inputs.calibration, inputs.training.precision)
+    return replace(
+        inputs,
+        training=training,
+        calibration=calibration,
+        profile=profile,
+        profile_refs=tuple(str(path) for path in paths),
+        notes=_notes(inputs, profile, facts),
+    )
+
+
+def _problem(inputs: Inputs, profile: Profile, facts: DeviceFacts | None) -> Problem | None:
+    """Why a profile says nothing of these inputs."""
+    from costmodel.measuredlayers import measured_of  # noqa: PLC0415 - numpy
+
+    device, precision = inputs.cluster.slowest_device.name, inputs.training.precision.value
+    if facts is None:
+        known = ", ".join(own.device for own in profile.devices) or "no device"
+        message = f"measured on {known}; the cluster's slowest device is {device}"
+        return Problem(where="", message=message, expected=f"a profile of {device}")
+    rows: tuple[LayerTime | OperatorTime, ...] = (*profile.layer_times, *profile.operator_times)
+    precisions = dict.fromkeys(
+        row.precision for row in rows if row.device == device and row.precision
+    )
+    if precision not in precisions:
+        message = (
+            f"measured in {', '.join(precisions) or 'no precision'}, the run is in {precision}"
+        )
+        return Problem(where="", message=message, hint="--precision, or profile again")
+    layers = dict.fromkeys(run.layer for run in inputs.model.runs)
+    if any(measured_of(profile, own, device=device, precision=precision) for own in layers):
+        return None
+    if any(own.model == inputs.model.name for own in profile.models):
+        message = f"{inputs.model.name} is not what it was when it was measured: no layer is equal"
+        return Problem(where="", message=message, hint="profile it again")
+    if not profile.operator_times:
+        known = ", ".join(own.model for own in profile.models) or "no model"
+        message = f"has layers of {known} and no operators: nothing of {inputs.model.name}"
+        return Problem(where="", message=message, hint="parplan profile layers measures it")
+    return None
+
+
+def _notes(inputs: Inputs, profile: Profile, facts: DeviceFacts) -> tuple[str, ...]:
+    """What a reader should know; a note on missing calibrations says nothing any more."""
+    when = f", {facts.date}" if facts.date else ""
+    told = f"profile {profile.name}: {facts.hardware}, torch {facts.torch}{when}"
+    return (*(note for note in inputs.notes if "calibra" not in note), told)
