@@ -1031,12 +1031,12 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 
 @main.command()
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--steps", required=True, type=TYPES[Kind.COUNT], help="Optimizer steps.")
+@click.option("--steps", type=TYPES[Kind.COUNT], help="Optimizer steps.")
 @click.option(
     "--data", default="synthetic", show_default=True, metavar="FOLDER",
     help="Text (*.txt) or tokens (*.npy, *.bin) to train on, or synthetic.",
 )  # fmt: skip
-@click.option("--out", required=True, metavar="DIR", help="For run.json, logs, checkpoints.")
+@click.option("--out", metavar="DIR", help="For run.json, logs, checkpoints.")
 @click.option(
     "--checkpoint-every", default=CHECKPOINT_EVERY, show_default=True, type=click.IntRange(0),
     help="Steps between checkpoints, which the last step has too; 0 for none.",
@@ -1075,15 +1075,28 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--print", "show", is_flag=True, help="Print the torchrun line of each node, run nothing."
 )
 @click.option("--slurm", is_flag=True, help="Print an sbatch file, run nothing.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Find what a rank holds and moves, without its memory; needs no --steps, no --out.",
+)  # fmt: skip
+@click.option("--rank", type=int, help="Of --dry-run.  [default: 0]")
 @_format()
-def launch(plan_file: str, **flags: Any) -> None:
+@click.pass_context
+def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
     """Train with a plan in native PyTorch (torchrun underneath) and compare with its estimate.
 
     Started again with the same --out, under this plan or another of the same model, a run goes on
     from its last whole checkpoint.
 
-    Exit code 1: the job failed; the rank that did and its error are told.
+    Exit code 1: the job failed (the rank that did and its error are told), or a dry run differs
+    from the estimate by more than it should.
     """
+    if flags["dry_run"]:
+        ctx.exit(int(_dry_run(plan_file, flags["rank"] or 0, flags["form"])))
+    for name, needed in (("steps", True), ("out", True), ("rank", False)):
+        if (flags[name] is None) == needed:
+            message = "is missing" if needed else "without --dry-run"
+            raise InputError(Problem(where=f"--{name}", message=message))
     from pathlib import Path  # noqa: PLC0415
 
     from executor import launch as launching  # noqa: PLC0415
@@ -1111,6 +1124,20 @@ def launch(plan_file: str, **flags: Any) -> None:
         _print_json(record)
     else:
         _print(reports.run_report(record))
+
+
+def _dry_run(plan_file: str, rank: int, form: str) -> ExitCode:
+    from executor.job import check_torch  # noqa: PLC0415
+
+    check_torch("--dry-run")
+    from executor.dry_run import dry_run  # noqa: PLC0415
+
+    found = dry_run(planner.load_plan(plan_file), plan_file, rank=rank)
+    if form == "json":
+        _print_json(found.document())
+    else:
+        _print(reports.dry_run_report(found.document()))
+    return ExitCode.YES if found.passes else ExitCode.NO
 
 
 if __name__ == "__main__":

@@ -375,6 +375,16 @@ def _feed_forward(
     kept = [Saved(f"{name} activation input", tokens * up * element, "mlp")]
     if layer.gated and not shard.training.fused_kernels:
         kept.append(Saved(f"{name} gate activation", tokens * inner * element, "mlp"))
+    activation = stream_operator(
+        f"{name}_activation",
+        tokens * inner,
+        shard,
+        module="mlp",
+        reads=2 if layer.gated else 1,
+        saved=tuple(kept),
+        passes=2 if layer.gated and not shard.training.fused_kernels else 1,
+    )
+    gradients = tokens * up * element if shard.training.fsdp2 else 0
     return [
         gemm(
             f"{name}_up",
@@ -383,15 +393,7 @@ def _feed_forward(
             saved=(_normalised(f"{name}_up", hidden, shard),),
             enter=enter,
         ),
-        stream_operator(
-            f"{name}_activation",
-            tokens * inner,
-            shard,
-            module="mlp",
-            reads=2 if layer.gated else 1,
-            saved=tuple(kept),
-            passes=2 if layer.gated and not shard.training.fused_kernels else 1,
-        ),
+        replace(activation, transient_bytes=gradients),
         gemm(
             f"{name}_down",
             (tokens, hidden, inner),

@@ -15,7 +15,13 @@ import numpy as np
 
 from costmodel.collectives import collective_seconds
 from costmodel.compute import DeviceModel
-from costmodel.layers import PassCost, boundary_bytes, layer_operators, timed_layer
+from costmodel.layers import (
+    PassCost,
+    boundary_bytes,
+    layer_operators,
+    rank_parameters,
+    timed_layer,
+)
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers
 from costmodel.measuredlinks import MeasuredTopology, pair_link
@@ -236,7 +242,8 @@ class CostContext:
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
         states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
-        if isinstance(layer, Embedding) and states.forward_comm_s:
+        own_root = isinstance(layer, Embedding) and not self.training.fsdp2
+        if own_root and states.forward_comm_s:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
             states = replace(states, parameter_bytes=whole)
@@ -245,10 +252,36 @@ class CostContext:
             backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
             weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
-            transient_bytes=cost.transient_bytes + states.working_bytes,
+            transient_bytes=self._transient_bytes(layer, strategy, micro_batch, cost, states),
             states=states,
             basis=cost.basis,
         )
+
+    def _transient_bytes(
+        self,
+        layer: Layer,
+        strategy: Strategy,
+        micro_batch: int,
+        cost: LayerCost,
+        states: StateCost,
+    ) -> int:
+        """What a layer needs on top while it runs backward. Under FSDP2 each end of the model is a
+        unit of its own: beside the head's weights those of a block are gathered, and its gradients
+        come when what it kept is gone.
+        """
+        if not self.training.fsdp2:
+            return cost.transient_bytes + states.working_bytes
+        if isinstance(layer, Block):
+            whole = self.gathered_bytes(strategy, micro_batch)
+            return cost.transient_bytes + states.working_bytes + whole
+        if isinstance(layer, Embedding):
+            return states.gathered_bytes + states.gradient_working_bytes
+        ahead = 0
+        if states.gathered_bytes and self.training.prefetches:
+            sizes = [sum(rank_parameters(each, strategy)) for each in self.classes[1:-1]]
+            ahead = max(sizes, default=0) * self.training.param_bytes
+        after = states.gradient_working_bytes - cost.saved_bytes
+        return states.gathered_bytes + ahead + max(cost.transient_bytes, after)
 
     def compute(
         self,

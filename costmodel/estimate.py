@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
+from costmodel.fsdpmemory import fsdp_working, held_beside, receive_buffers
 from costmodel.knowledge import known_of
 from costmodel.layers import PassCost
 from costmodel.resharding import reshard_s
@@ -32,6 +33,7 @@ __all__ = [
     "StepSplit",
     "estimate",
     "fit_limit",
+    "held_bytes",
     "saved_bytes",
     "step_seconds",
 ]
@@ -373,6 +375,15 @@ def saved_bytes(stages: Sequence[_Stage]) -> list[list[int]]:
     return [[sum(s.saved_bytes * n for s, n in chunk) for chunk in st.chunks] for st in stages]
 
 
+def held_bytes(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[list[int]]:
+    """The same where PyTorch hands activations on."""
+    beside = [held_beside(context, layout, stage.number) for stage in stages]
+    return [
+        [kept + more for kept, more in zip(*both, strict=True)]
+        for both in zip(saved_bytes(stages), beside, strict=True)
+    ]
+
+
 def _sum(costs: Iterable[tuple[PassCost, float]]) -> PassCost:
     total = PassCost()
     for cost, count in costs:
@@ -453,7 +464,9 @@ def _step(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> flo
 
 
 def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> list[MemoryBytes]:
-    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved_bytes(stages))
+    fsdp2 = context.training.fsdp2
+    saved = held_bytes(context, layout, stages) if fsdp2 else saved_bytes(stages)
+    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved)
     gathered = max(context.gathered_bytes(s, layout.micro_batch_of(s)) for s in layout.strategies)
     outside = context.own.context_bytes + context.communicator_bytes(
         *(layout.mesh_of(s) for s in layout.strategies)
@@ -461,15 +474,19 @@ def _memory(context: CostContext, layout: Layout, stages: Sequence[_Stage]) -> l
     schedule = SCHEDULES[layout.schedule]
     found = []
     for stage, activations in zip(stages, peaks, strict=True):
+        working, buffers = max(s.transient_bytes for s, _ in stage.steps), gathered
+        if fsdp2:
+            working = fsdp_working(stage.chunks)
+            buffers = receive_buffers(context, layout, stage.number)
         parts = {
             "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps)
             * (1 if schedule.drains else layout.num_stages - stage.number),  # versions in use
             "gradients": sum(s.states.gradient_bytes * n for s, n in stage.steps),
             "optimizer": sum(s.states.optimizer_bytes * n for s, n in stage.steps),
             "activations": math.ceil(activations),
-            "working": max(s.transient_bytes for s, _ in stage.steps),
-            "buffers": gathered + (_gathered_chunks(stage) if schedule.gathers_by_unit else 0),
+            "working": working,
+            "buffers": buffers + (_gathered_chunks(stage) if schedule.gathers_by_unit else 0),
         }
-        reserved = int(context.own.reserve * (activations + parts["working"] + gathered))
+        reserved = int(context.own.reserve * (activations + working + buffers))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))
     return found

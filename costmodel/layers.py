@@ -245,7 +245,9 @@ def timed_layer(
         by_module[module] = by_module.get(module, PassCost()) + timed.forward
         for tensor in timed.operator.saved:
             saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
-    dense, expert = rank_parameters(layer, strategy, shares_embedding=shares_embedding)
+    dense, expert = rank_parameters(
+        layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2
+    )
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
     outputs = sum(timed.outputs for timed in operators)
     return TimedLayer(
@@ -403,11 +405,12 @@ def _generic_output(layer: Layer, training: TrainingSpec, micro_batch: int) -> i
 
 
 def rank_parameters(
-    layer: Layer, strategy: Strategy, *, shares_embedding: bool = False
+    layer: Layer, strategy: Strategy, *, shares_embedding: bool = False, pads: bool = True
 ) -> tuple[int, int]:
     """(dense, expert) parameter elements that tensor and expert parallelism leave to one rank.
 
     ``shares_embedding``: the head stands on the embedding's stage, so a tied matrix is there once.
+    ``pads``: vocabularies that tp splits are padded.
     """
     dense = expert = 0
     tp = strategy.tp
@@ -419,7 +422,9 @@ def rank_parameters(
                 local = -(-parameter.shape[0] // strategy.ep)
                 expert += parameter.count // parameter.shape[0] * local // strategy.expert_tp
             case Split.VOCAB:
-                rows = padded_vocab(parameter.shape[0], tp) if tp > 1 else parameter.shape[0]
+                rows = parameter.shape[0]
+                if tp > 1:
+                    rows = padded_vocab(rows, tp) if pads else -(-rows // tp) * tp
                 dense += parameter.count // parameter.shape[0] * rows // tp
             case Split.COLUMN | Split.ROW:
                 dense += -(-parameter.count // tp)

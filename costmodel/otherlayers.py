@@ -73,7 +73,8 @@ def _embedding(layer: Embedding, shard: Shard) -> tuple[Operator, ...]:
 
 def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
     """Final norm, projection to the vocabulary, cross entropy (see ``LossKernel``)."""
-    vocab = padded_vocab(layer.vocab, shard.tp) // shard.tp if shard.tp > 1 else layer.vocab
+    pads = shard.tp > 1 and not shard.training.fsdp2
+    vocab = padded_vocab(layer.vocab, shard.tp) // shard.tp if pads else -(-layer.vocab // shard.tp)
     logits = shard.tokens * vocab
     elements = shard.sp_tokens * layer.hidden
     operators = []

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Replicas", "StateBytes", "StateCost", "state_bytes", "state_cost"]
 
 GRADIENTS_ONLY, WEIGHTS_TOO = 2, 3
+FP32 = 4  # bytes
 BYTES_PER_MASTER_PASS = 2  # each state is read and written once
 
 
@@ -61,8 +62,8 @@ class StateCost:
 
     ``forward_comm_s`` and ``backward_comm_s`` are per micro-batch, ``reduce_s`` and ``gather_s``
     per step, all before any overlap. ``owned``: parameters that the rank updates. ``working_bytes``
-    live while the layer runs (gathered
-    weights, unsharded gradients).
+    live while the layer runs (gathered weights, unsharded gradients); ``gradient_working_bytes`` of
+    them only once its gradients are there; ``gathered_bytes`` its own gathered weights alone.
     """
 
     owned: int
@@ -70,6 +71,8 @@ class StateCost:
     gradient_bytes: int
     optimizer_bytes: int
     working_bytes: int
+    gradient_working_bytes: int
+    gathered_bytes: int
     forward_comm_s: float
     backward_comm_s: float
     reduce_s: float
@@ -121,17 +124,22 @@ def _part(
         once = seconds(CollectiveKind.ALL_REDUCE, gradient, replicas.shard) + across
     else:
         once = across + (scatter if zero < GRADIENTS_ONLY else 0.0)
-    working = 0
+    working = whole = 0
     if zero == WEIGHTS_TOO:
         working = weight * (2 if training.prefetches else 1) + params * training.reduce_copy_bytes
     if zero >= GRADIENTS_ONLY and shards > 1:
-        working += gradient
+        whole = gradient
+    if training.fsdp2 and training.param_bytes < FP32:
+        whole += weight  # as the backward pass makes them
+    divides = shards > 1 or training.fsdp2
     return StateCost(
         owned=resident.owned,
         parameter_bytes=resident.parameters,
         gradient_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,
-        working_bytes=working if shards > 1 else 0,
+        working_bytes=working + whole if divides else 0,
+        gradient_working_bytes=whole,
+        gathered_bytes=weight if zero == WEIGHTS_TOO and shards > 1 else 0,
         forward_comm_s=gather if zero == WEIGHTS_TOO else 0.0,
         backward_comm_s=(gather if zero == WEIGHTS_TOO else 0.0)
         + (scatter if zero >= GRADIENTS_ONLY else 0.0),
@@ -145,9 +153,14 @@ def state_bytes(params: int, zero: int, shards: int, training: TrainingSpec) -> 
     """What ``params`` parameters leave on one rank when states are divided over ``shards``."""
     part = -(-params // shards)
     owned = part if zero else params
+    weights = (part if zero == WEIGHTS_TOO else params) * training.param_bytes
+    if training.fsdp2 and training.param_bytes < FP32:
+        weights = 0 if zero == WEIGHTS_TOO and shards > 1 else weights
+    elif training.fsdp2 and zero in (1, 2) and shards > 1:
+        weights += part * training.param_bytes  # the shard stays beside what is gathered
     return StateBytes(
         owned=owned,
-        parameters=(part if zero == WEIGHTS_TOO else params) * training.param_bytes,
+        parameters=weights,
         gradients=(part if zero >= GRADIENTS_ONLY else params) * training.grad_dtype.bytes,
         optimizer=owned * training.optimizer_bytes,
     )

@@ -103,7 +103,8 @@ def squared_norm(parameters: Iterable[nn.Parameter], twice: Sequence[nn.Paramete
                 for axis, placement in enumerate(gradient.placements)
                 if isinstance(placement, Replicate)
             )
-        parts.append(local_tensor(gradient).to(wide).square().sum() / weight)
+        norm = torch.linalg.vector_norm(local_tensor(gradient), dtype=wide)
+        parts.append(norm.square() / weight)
     return torch.stack(parts).sum()
 
 

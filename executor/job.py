@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from costmodel.schedules import SCHEDULES
@@ -23,6 +24,7 @@ __all__ = [
     "Job",
     "Recipe",
     "check_plan",
+    "check_torch",
 ]
 
 SYNTHETIC: Final = "synthetic"
@@ -88,6 +90,13 @@ class Job:
             if value != getattr(usual, name):
                 own += ["--" + name.replace("_", "-"), f"{value:g}"]
         return own
+
+
+def check_torch(where: str) -> None:
+    """Raise ``InputError`` where PyTorch is not installed."""
+    if find_spec("torch") is None:
+        hint = "pip install 'parplan[torch]'"
+        raise InputError(Problem(where=where, message="needs PyTorch", hint=hint))
 
 
 def check_plan(plan: Plan, where: str, *, compiles: bool = False) -> None:

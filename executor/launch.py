@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from executor.checkpointfiles import Shelf
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
-from executor.job import check_plan
+from executor.job import check_plan, check_torch
 from executor.resuming import CHECKPOINTS, check_not_done, check_same_run, facts_of_run
 from profiles.errors import ExitCode, InputError, Problem
 
@@ -138,6 +138,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
 
     Raises ``InputError`` where it cannot start, ``JobError`` with the cause where it fails.
     """
+    check_torch("parplan launch")
     check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_start(plan, job, nodes)
     check_port(nodes)

@@ -238,21 +238,19 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
     """Norms of a part of the sequence, or of a part of the heads: their gradients are summed over
     tp whenever gradients are reduced.
     """
-    wrapped = replicas(strategy) > 1 or sizes.numbers.is_mixed
+    numbers, passes = sizes.numbers, sizes.layout.num_microbatches
+    wrapped = replicas(strategy) > 1 or numbers.is_mixed
     often = wrapped and strategy.zero >= GRADIENTS_SHARDED
-    times = sizes.layout.num_microbatches if often else 1
+    times = passes if often else 1
+    kept = numbers.reduce or numbers.master  # gradients of micro-batches are added up in it
+    element = numbers.activations if often or passes == 1 else kept
     for part in layer.modules():
         if not isinstance(part, SplitModule):
             continue
         for name, traits in part.traits.items():
             if traits.partial:
                 count = math.prod(getattr(part, name).shape)
-                yield (
-                    ALL_REDUCE,
-                    sizes.tensor(strategy),
-                    times,
-                    count * sizes.numbers.master.itemsize,
-                )
+                yield ALL_REDUCE, sizes.tensor(strategy), times, count * element.itemsize
 
 
 def _of_context(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:

@@ -117,6 +117,11 @@ class Trainer:
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
         """Run the passes on this rank's ``sequences``; loss and norm, the same on all ranks."""
+        total, square = self.totals(tokens, targets).tolist()
+        return float(total), float(square) ** 0.5
+
+    def totals(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The same on the device, the norm squared."""
         own = (self.mesh.context.own(each, 1).contiguous() for each in (tokens, targets))
         loss = self.passes.run(*own)
         parameters = self.parameters()
@@ -127,8 +132,7 @@ class Trainer:
         counted = loss if is_first else torch.zeros_like(loss)
         sums = torch.stack((counted.double(), squares.double()))
         dist.all_reduce(sums)
-        total, square = sums.tolist()
-        return float(total), float(square) ** 0.5
+        return sums
 
     def step(self, tokens: Tensor, targets: Tensor) -> StepResult:
         """One optimizer step on the global batch, of which these are this rank's ``sequences``."""
@@ -136,10 +140,14 @@ class Trainer:
         clip = self.recipe.clip
         if clip and norm > clip:
             scale_gradients(self.parameters(), clip / norm)
+        return StepResult(loss, norm, self.update())
+
+    def update(self) -> float:
+        """Change the weights by their gradients, which are then gone; the learning rate."""
         lr = learning_rate(self.recipe, self.done, self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
-        return StepResult(loss, norm, lr)
+        return lr

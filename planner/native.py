@@ -6,6 +6,7 @@ The search and the executor ask the same functions, so nothing is planned that w
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from costmodel.layout import RecomputeKind, mixing_problems
@@ -13,7 +14,7 @@ from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
 from planner.rules import SPLIT_RULE
 from profiles.layers import Block, Embedding, ExpertFeedForward, Head
-from profiles.training import GradDtype, Optimizer, Precision
+from profiles.training import GradDtype, LossKernel, Optimizer, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["layout_problems", "model_problems", "training_problems"]
+__all__ = [
+    "as_executed",
+    "layout_problems",
+    "model_problems",
+    "training_problems",
+    "without_dropout",
+]
 
 PRECISIONS: Final = (Precision.BF16, Precision.FP32)
 OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
@@ -65,6 +72,35 @@ def _layer_problems(layer: Layer) -> Iterator[str]:
     legal = (1, 2) if layer.parallel else (2, 4)
     if layer.num_norms not in legal:
         yield f"no native block with {layer.num_norms} norms"
+
+
+def as_executed(training: TrainingSpec, layout: Layout) -> TrainingSpec:
+    """The training run with the kernels and the states of the native executor: PyTorch's norms and
+    attention are one kernel each, its rotary embedding and gated activation several; the loss is
+    PyTorch's on one rank, in place over the parts of several.
+    """
+    return replace(
+        training,
+        fused_kernels=False,
+        fused_norms=True,
+        loss=LossKernel.SHARDED if layout.mesh.tp == 1 else LossKernel.FUSED,
+        keeps_gathered=False,
+        reduces_in_fp32=False,
+        fsdp2=True,
+    )
+
+
+def without_dropout(model: ModelSpec) -> ModelSpec:
+    """The model as native layers are: none of them drops anything."""
+    return replace(
+        model,
+        runs=tuple(
+            replace(run, layer=replace(run.layer, dropout=False))
+            if isinstance(run.layer, Block | Embedding)
+            else run
+            for run in model.runs
+        ),
+    )
 
 
 def training_problems(training: TrainingSpec) -> list[str]:

@@ -145,7 +145,10 @@ class TrainingSpec:
     ``keeps_gathered``: what sequence parallelism gathers is kept for the backward pass, as
     PyTorch's DTensor does, instead of gathered again. Under ZeRO-3, ``reduces_in_fp32``: 16-bit
     gradients are copied to fp32 on their way to the shards; ``prefetches``: the next layer's
-    weights are gathered while one runs.
+    weights are gathered while one runs. ``fsdp2``: states are kept as the native executor keeps
+    them with PyTorch's FSDP2: shards of the fp32 weights alone, from which working copies are made
+    when they are gathered; a layer's gradients in the activation type until they are added to the
+    others; vocabularies without padding.
     """
 
     global_batch: int
@@ -161,6 +164,7 @@ class TrainingSpec:
     keeps_gathered: bool = False
     reduces_in_fp32: bool = False
     prefetches: bool = True
+    fsdp2: bool = False
 
     @property
     def norms_are_fused(self) -> bool:

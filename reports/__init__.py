@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from reports.choices import choices_answer, choices_report
     from reports.comparison import comparison_answer, comparison_report
+    from reports.dryrun import dry_run_report
     from reports.facts import facts_of
     from reports.html import comparison_page, plan_page, require_pages
     from reports.launchers import check_report
@@ -54,6 +55,7 @@ __all__ = [
     "comparison_page",
     "comparison_report",
     "discard_stdout",
+    "dry_run_report",
     "estimate_answer",
     "estimate_report",
     "explain_answer",
@@ -104,6 +106,7 @@ _MODULES: Final = {
     "links_report": "links",
     "profile_progress": "terminal",
     "progress_on_stderr": "terminal",
+    "dry_run_report": "dryrun",
     "run_report": "run",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",

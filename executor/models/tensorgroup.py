@@ -198,4 +198,4 @@ class _SplitLoss(Function):
         softmax, column, inside = ctx.saved_tensors
         gradient = softmax.clone()
         gradient.scatter_add_(-1, column[:, None], -inside[:, None].to(gradient.dtype))
-        return gradient * gradients[0], None, None, None
+        return gradient.mul_(gradients[0]), None, None, None

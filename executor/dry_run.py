@@ -1,0 +1,288 @@
+"""Dry run: what a rank of a plan holds and moves, found without its memory and without its peers.
+
+The native executor runs two steps of shorter jobs (``shortened``) on tensors without values
+(``fakerank``); the second step is what counts, since the first makes the optimizer's states.
+Beside it stands the account of the cost model with the executor's kernels and states
+(``planner.native.as_executed``) and, for collectives, what the plan means (``planned``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from executor.fakerank import fake_rank
+from executor.gradients import local_tensor
+from executor.job import Recipe, check_plan
+from executor.memorylog import MemoryLog
+from executor.planned import planned_traffic
+from executor.shortened import short_jobs, whole
+from executor.traffic import Traffic, TrafficLog
+from executor.trainer import Trainer
+from planner.native import as_executed, without_dropout
+from profiles.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from executor.shortened import Short
+    from planner.plan import Plan
+    from profiles.training import TrainingSpec
+
+__all__ = ["TOLERANCES", "DryRun", "dry_run", "run_short"]
+
+WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
+STEPS: Final = 2
+# Part by which the account may be off.
+TOLERANCES: Final = {
+    "parameters": 0.0,
+    "gradients": 0.0,
+    "optimizer": 0.0,
+    "saved": 0.02,
+    "peak": 0.03,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """Bytes of one rank by kind, and its collectives of a step by (kind, axis).
+
+    ``parameters``: weights that passes read; ``gradients``: what is added up from micro-batch to
+    micro-batch; ``optimizer``: its states and fp32 weights behind 16-bit ones; ``saved``: what one
+    micro-batch keeps from its forward to its backward pass, in all chunks; ``peak``: all that
+    lives at the worst moment of a step. ``memory`` is the dry run's, ``account`` the cost model's.
+    ``estimate_bytes``: what the plan says of this stage, with the kernels that it assumes.
+    """
+
+    rank: int
+    stage: int
+    num_ranks: int
+    memory: Mapping[str, int]
+    account: Mapping[str, int]
+    estimate_bytes: int
+    ran: Traffic
+    planned: Traffic
+
+    @property
+    def passes(self) -> bool:
+        """Whether all differences are within their tolerances."""
+        near = all(abs(self.difference(kind)) <= part for kind, part in TOLERANCES.items())
+        return near and self.ran == self.planned
+
+    def difference(self, kind: str) -> float:
+        """By which part the account is above the dry run."""
+        run, own = self.memory[kind], self.account[kind]
+        return own / run - 1 if run else float(own > 0)
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        moved = sorted(self.ran.counts.keys() | self.planned.counts.keys())
+        return {
+            "rank": self.rank,
+            "stage": self.stage,
+            "num_ranks": self.num_ranks,
+            "memory": [
+                {
+                    "kind": kind,
+                    "dry_run_bytes": self.memory[kind],
+                    "estimate_bytes": self.account[kind],
+                    "difference": self.difference(kind),
+                    "tolerance": tolerance,
+                }
+                for kind, tolerance in TOLERANCES.items()
+            ],
+            "plan_allocated_bytes": self.estimate_bytes,
+            "collectives": [
+                {
+                    "kind": key[0],
+                    "axis": key[1],
+                    "count": self.ran.counts.get(key, 0),
+                    "planned_count": self.planned.counts.get(key, 0),
+                    "bytes": self.ran.bytes.get(key, 0),
+                    "planned_bytes": self.planned.bytes.get(key, 0),
+                }
+                for key in moved
+            ],
+            "passes": self.passes,
+        }
+
+
+def dry_run(plan: Plan, where: str, *, rank: int = 0) -> DryRun:
+    """Run ``rank`` of ``plan`` dry. ``where``: the plan's file, for messages.
+
+    Raises ``InputError`` for a plan that the executor refuses and for a rank that it has not.
+    """
+    check_plan(plan, where)
+    layout = plan.layout
+    if not 0 <= rank < layout.mesh.num_ranks:
+        message = f"{rank} is not a rank of {where}"
+        expected = f"0 to {layout.mesh.num_ranks - 1}"
+        raise InputError(Problem(where="--rank", message=message, expected=expected))
+    stage = next(
+        stage
+        for stage in range(layout.num_stages)
+        if any(rank in ranks for ranks in layout.mesh.stage_ranks(stage))
+    )
+    jobs = short_jobs(plan.inputs.model, layout, stage)
+    on_gpu = plan.inputs.cluster.slowest_device.name != "cpu"
+    found = []
+    for job in jobs:
+        with fake_rank(rank, layout.mesh.num_ranks, on_gpu=on_gpu):
+            found.append(run_short(job, plan.inputs.training))
+    memory, ran, planned = (whole([each[part] for each in found], jobs) for part in range(3))
+    return DryRun(
+        rank=rank,
+        stage=stage,
+        num_ranks=layout.mesh.num_ranks,
+        memory=memory,
+        account=_account(plan, stage),
+        estimate_bytes=plan.estimate.stages[stage].memory.allocated_bytes,
+        ran=_traffic(ran),
+        planned=_traffic(planned),
+    )
+
+
+def _account(plan: Plan, stage: int) -> dict[str, int]:
+    """The cost model's."""
+    from costmodel.estimate import LayoutCost, held_bytes  # noqa: PLC0415 - imports numpy, slowly
+
+    own = replace(
+        plan.inputs,
+        model=without_dropout(plan.inputs.model),
+        training=as_executed(plan.inputs.training, plan.layout),
+    )
+    cost = LayoutCost(own.context, plan.layout)
+    memory = cost.memory[stage]
+    held = held_bytes(own.context, plan.layout, cost.stages)[stage]
+    return {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "saved": sum(held),
+        "peak": memory.allocated_bytes,
+    }
+
+
+Figures = dict[str, int]
+
+
+def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Figures]:
+    """Memory, collectives that ran, collectives that were meant, of a step of a short job."""
+    layout = job.layout
+    share = layout.micro_batch * layout.num_microbatches
+    short = replace(training, global_batch=share * layout.mesh.dp)
+    with MemoryLog() as memory:
+        trainer = Trainer(
+            job.model, layout, short, Recipe(), device=torch.device("cpu"), num_steps=STEPS
+        )
+        rows = torch.empty((share, short.seq_len), dtype=torch.int64)
+        watch = _Watch(trainer, memory)
+        for _ in range(STEPS):
+            memory.peak = memory.live
+            with TrafficLog(trainer.mesh.axes) as log:
+                trainer.totals(rows, rows)
+            watch.after_passes()
+            trainer.update()
+        planned = planned_traffic(
+            trainer.parts, trainer.mesh, short, trainer.numbers, model=job.model
+        )
+        figures = {**watch.figures(), "peak": memory.peak}
+    return figures, _figures(log.traffic), _figures(planned)
+
+
+class _Watch:
+    """Takes down what a trainer holds, by kind, at the moments when that can be told apart."""
+
+    def __init__(self, trainer: Trainer, memory: MemoryLog) -> None:
+        self.trainer, self.memory = trainer, memory
+        self.weights = self.gradients = 0
+        self.saved: Counter[int] = Counter()
+        self._before = 0
+        for part in trainer.parts:
+            part.chain.register_forward_pre_hook(self._begin)
+            part.chain.register_forward_hook(self._end(part.number))
+
+    def _begin(self, _chain: nn.Module, _inputs: Any) -> None:
+        self._before = self.memory.live - self._gathered()
+
+    def _end(self, number: int) -> Any:
+        def note(_chain: nn.Module, _inputs: Any, _output: Any) -> None:
+            self.saved[number] = self.memory.live - self._gathered() - self._before
+            self.weights, self.gradients = self._read(), self._added_up()
+
+        return note
+
+    def after_passes(self) -> None:
+        """Gradients of a step whose last forward pass saw none."""
+        self.gradients = max(self.gradients, self._added_up())
+
+    def figures(self) -> Figures:
+        """Bytes by kind, as ``DryRun`` has them."""
+        states = sum(
+            local_tensor(each).nbytes
+            for own in self.trainer.optimizer.state.values()
+            for each in own.values()
+            if each.dim()
+        )
+        masters = self._shards() if self.trainer.numbers.is_mixed else 0
+        return {
+            "parameters": self.weights,
+            "gradients": self.gradients,
+            "optimizer": states + masters,
+            "saved": sum(self.saved.values()),
+        }
+
+    def _shards(self) -> int:
+        return _nbytes(self.trainer.parameters())
+
+    def _units(self) -> Iterator[tuple[Any, int]]:
+        """FSDP's parameters and their stage of ZeRO."""
+        for part in self.trainer.parts:
+            for unit, strategy in part.data_parallel.units:
+                group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - torch tells nobody
+                assert group is not None
+                yield from ((each, strategy.zero) for each in group.fsdp_params)
+
+    def _gathered(self) -> int:
+        return sum(_storage(p.all_gather_outputs) for p, _ in self._units())
+
+    def _read(self) -> int:
+        """Weights as passes read them, those aside that are gathered for a moment."""
+        kept = sum(_storage(p.all_gather_outputs) for p, z in self._units() if z < WEIGHTS_SHARDED)
+        return kept if self.trainer.numbers.is_mixed else kept + self._shards()
+
+    def _added_up(self) -> int:
+        wide = (p.unsharded_accumulated_grad for p, _ in self._units())
+        sums = [each for each in wide if each is not None]
+        return _nbytes(sums) + _nbytes(
+            p.grad for p in self.trainer.parameters() if p.grad is not None
+        )
+
+
+def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local_tensor(each).nbytes for each in tensors)
+
+
+def _storage(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(each.untyped_storage().nbytes() for each in tensors)
+
+
+def _figures(traffic: Traffic) -> Figures:
+    """Traffic as numbers by name."""
+    return {
+        f"{part} {kind} {axis}": value
+        for part, values in (("count", traffic.counts), ("bytes", traffic.bytes))
+        for (kind, axis), value in values.items()
+    }
+
+
+def _traffic(figures: Figures) -> Traffic:
+    parts: dict[str, dict[tuple[str, str], int]] = {"count": {}, "bytes": {}}
+    for name, value in figures.items():
+        part, kind, axis = name.split()
+        parts[part][kind, axis] = value
+    return Traffic(parts["count"], parts["bytes"])
