@@ -135,9 +135,7 @@ def simulate(
     return _drained(schedule, shape, times, delays)
 
 
-def _period_s(
-    schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]
-) -> float:
+def _period_s(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]) -> float:
     """Seconds from one micro-batch to the next in a pipeline that stays full, on the mean of many:
     devices that wait for one another may repeat only after several. All devices end micro-batches
     equally often, so none more often than the busiest one can.
