@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from executor.checking import Checked, check_arguments
     from executor.exporting import Exported, export_layout, export_plan, save_files
+    from executor.huggingface import own_sequences, parallelize
     from executor.importing import Asked, Imported, import_job, import_text, save_import
     from executor.launchers.registry import NAMES
 
@@ -28,6 +29,8 @@ __all__ = [
     "export_plan",
     "import_job",
     "import_text",
+    "own_sequences",
+    "parallelize",
     "save_files",
     "save_import",
 ]
@@ -40,6 +43,8 @@ _MODULES: Final = {
     "check_arguments": "checking",
     "import_job": "importing",
     "import_text": "importing",
+    "own_sequences": "huggingface",
+    "parallelize": "huggingface",
     "save_import": "importing",
 }
 
