@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.func import functional_call
 from torch.nn import functional
 
 from executor.models.parameters import local_part
+from executor.models.tensorgroup import applied
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -163,7 +165,7 @@ def _run_split(module: Any, style: str, tp: TensorGroup, *, sums: bool) -> None:
         return functional_call(plain, own, args, kwargs)
 
     def gathered(x: Tensor) -> Tensor:
-        return _gather_columns(as_written(x), module.weight.shape[0], tp)
+        return applied(_GatherColumns, as_written(x), module.weight.shape[0], tp)
 
     def rows(x: Tensor) -> Tensor:
         y = tp.leave(functional.linear(x, _own(module.weight, tp)))
@@ -176,18 +178,26 @@ def _run_split(module: Any, style: str, tp: TensorGroup, *, sums: bool) -> None:
     module.forward = own_ways.get(style, as_written)
 
 
-def _gather_columns(y: Tensor, width: int, tp: TensorGroup) -> Tensor:
+class _GatherColumns(Function):
     """(..., own part of ``width``) -> (..., width), with which every rank does the same; backward
     each takes its part of the gradient.
     """
-    assert tp.mesh is not None
-    shape = torch.Size((*y.shape[:-1], width))
-    stride = torch.empty(shape, device="meta").stride()
-    parts = DTensor.from_local(
-        y, tp.mesh, [Shard(y.dim() - 1)], run_check=False, shape=shape, stride=stride
-    )
-    whole: Tensor = parts.redistribute(placements=[Replicate()]).to_local()
-    return whole
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, width: int, tp: TensorGroup) -> Tensor:
+        assert tp.mesh is not None
+        shape = torch.Size((*y.shape[:-1], width))
+        (ctx.width, *_), (ctx.first, *_) = local_part((width,), tp.mesh, [Shard(0)])
+        stride = torch.empty(shape, device="meta").stride()
+        parts = DTensor.from_local(
+            y, tp.mesh, [Shard(y.dim() - 1)], run_check=False, shape=shape, stride=stride
+        )
+        whole: Tensor = parts.redistribute(placements=[Replicate()]).to_local()
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].narrow(-1, ctx.first, ctx.width), None, None
 
 
 def _looked_up(tokens: Tensor, module: nn.Embedding, tp: TensorGroup) -> Tensor:
