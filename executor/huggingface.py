@@ -141,7 +141,7 @@ def _unlike(own: ModelSpec, planned: ModelSpec) -> Iterator[str]:
 
 
 def _usual_device() -> torch.device:
-    if "nccl" in dist.get_backend():
+    if "cuda:nccl" in dist.get_backend_config():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shlex
+import socket
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -16,9 +21,15 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 import torch  # noqa: E402 - the skip comes first
 import torch.distributed as dist  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    StateDictOptions,
+    set_model_state_dict,
+)
 from torch.distributed.tensor import DTensor  # noqa: E402
 
+from cli import main as command_line  # noqa: E402
 from executor import own_sequences, parallelize  # noqa: E402
 from executor.traffic import TrafficLog  # noqa: E402
 from planner import ManualLayout, layout_from_degrees, load_inputs, plan_of  # noqa: E402
@@ -26,6 +37,7 @@ from profiles.errors import InputError  # noqa: E402
 from profiles.huggingface import model_from_config  # noqa: E402
 from profiles.yamlfile import Document  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 BATCH, SEQ, STEPS, VOCAB = 8, 16, 5, 71
 TYPES = {torch.float64: 1e-9, torch.float32: 1e-5}  # and how far losses may differ, relatively
 SHAPE = {
@@ -279,6 +291,50 @@ def test_a_model_on_the_meta_device_starts_the_same_under_every_plan():
     weight = state["model.layers.1.mlp.up_proj.weight"]
     assert float(weight.std()) == pytest.approx(SHAPE["initializer_range"], rel=0.1)
     assert not torch.equal(weight, state["model.layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.parametrize("manual", [{"tp": 2}, {"zero": 3}], ids=["tp2", "zero3"])
+def test_rank_0_alone_can_have_the_weights(manual):
+    plan, tokens = plan_for("qwen3", num_ranks=2, **manual), torch.arange(SEQ)[None]
+    one = build("qwen3", torch.float32)
+
+    def rank(number):
+        model = parallelize(build("qwen3", torch.float32, device="meta"), plan)
+        state = one.state_dict() if number == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, state, options=options)
+        return float(model(tokens, labels=tokens).loss.detach())
+
+    loss = float(one(tokens, labels=tokens).loss.detach())
+    assert run_ranks(2, rank) == pytest.approx([loss, loss], rel=1e-5)
+
+
+def test_the_script_of_the_how_to_learns(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "how-to" / "apply-a-plan-to-a-transformers-model.md").read_text()
+    (config,) = re.findall(r"```json config.json\n(.*?)```", page, re.DOTALL)
+    (script,) = re.findall(r"```python train.py\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"\$ parplan (plan .*)", page)
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(config)
+    done = CliRunner().invoke(command_line, shlex.split(command))
+    assert done.exit_code == 0, done.output
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def rank(number):
+        dist.destroy_process_group()  # the script makes its own
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ.update(where, RANK=str(number), WORLD_SIZE="4")
+        said = io.StringIO()
+        with redirect_stdout(said):
+            exec(compile(script, "train.py", "exec"), {})  # noqa: S102 - it is ours
+        return said.getvalue()
+
+    printed, *others = run_ranks(4, rank)
+    losses = [float(each) for each in re.findall(r"loss (\S+),", printed)]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0] - 1
+    assert others == ["", "", ""]
 
 
 def test_bf16_stays_near_fp32_and_keeps_fp32_masters():
