@@ -4,6 +4,8 @@ Loaded when first used; only the modules that run a plan import torch.
 
 exported = export_plan("plan.yaml", "megatron")
 save_files(exported.files, "job")
+
+parallelize(model, load_plan("plan.yaml"))  # a model of transformers, on every rank
 """
 
 from __future__ import annotations
