@@ -4,6 +4,8 @@ Loaded when first used; only the modules that run a plan import torch.
 
 exported = export_plan("plan.yaml", "megatron")
 save_files(exported.files, "job")
+
+parallelize(model, load_plan("plan.yaml"))  # a model of transformers, on every rank
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from executor.checking import Checked, check_arguments
     from executor.exporting import Exported, export_layout, export_plan, save_files
+    from executor.huggingface import own_sequences, parallelize
     from executor.importing import Asked, Imported, import_job, import_text, save_import
     from executor.launchers.registry import NAMES
 
@@ -28,6 +31,8 @@ __all__ = [
     "export_plan",
     "import_job",
     "import_text",
+    "own_sequences",
+    "parallelize",
     "save_files",
     "save_import",
 ]
@@ -40,6 +45,8 @@ _MODULES: Final = {
     "check_arguments": "checking",
     "import_job": "importing",
     "import_text": "importing",
+    "own_sequences": "huggingface",
+    "parallelize": "huggingface",
     "save_import": "importing",
 }
 

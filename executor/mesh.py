@@ -19,7 +19,7 @@ from executor.models.tensorgroup import ALONE, TensorGroup
 if TYPE_CHECKING:
     from costmodel.layout import Layout, Mesh, Strategy
 
-__all__ = ["RankMesh", "replicas", "shards"]
+__all__ = ["RankMesh", "replicas", "sequences", "shards"]
 
 PIPELINE, REPLICAS, SHARDS, TENSOR = "pp", "dp_replicate", "dp_shard", "tp"
 CONTEXT, EXPERTS, EXPERT_TENSOR, EXPERT_REPLICAS = "cp", "ep", "expert_tp", "expert_dp"
@@ -137,14 +137,8 @@ class RankMesh:
         return self._first.get_group(PIPELINE)
 
     def sequences(self, strategy: Strategy) -> list[range]:
-        """Those of a step that this rank has of a layer, for each micro-batch. Neighbouring
-        replicas have neighbouring ones, so that one of a layer with fewer has those of several.
-        """
-        count = self.layout.micro_batch_of(strategy)
-        replica = _place(self.layout.mesh_of(strategy), Axis.DP)
-        every = count * strategy.dp
-        starts = range(replica * count, self.layout.num_microbatches * every, every)
-        return [range(start, start + count) for start in starts]
+        """Those of a step that this rank has of a layer, for each micro-batch."""
+        return sequences(self.layout, strategy)
 
     def axis(self, name: str, size: int) -> str:
         """What the groups of ``size`` ranks along an axis are called: by its name alone, where
@@ -161,6 +155,17 @@ class RankMesh:
         for (name, ranks), group in self._groups.items():
             found[group.group_name] = self.axis(name, len(ranks))
         return found
+
+
+def sequences(layout: Layout, strategy: Strategy) -> list[range]:
+    """Those of a step that this rank has of a layer, for each micro-batch. Neighbouring replicas
+    have neighbouring ones, so that one of a layer with fewer has those of several.
+    """
+    count = layout.micro_batch_of(strategy)
+    replica = _place(layout.mesh_of(strategy), Axis.DP)
+    every = count * strategy.dp
+    starts = range(replica * count, layout.num_microbatches * every, every)
+    return [range(start, start + count) for start in starts]
 
 
 def _numbered(mesh: Mesh, *dims: tuple[Axis, ...]) -> torch.Tensor:

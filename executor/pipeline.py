@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from costmodel.layout import Layout, Strategy
     from executor.clock import Clock
     from executor.models.chain import Chain
-    from executor.parallelize import DataParallel
+    from executor.strategies import DataParallel
 
 __all__ = ["Accumulation", "Part", "Passes", "Pipeline"]
 

@@ -13,9 +13,9 @@ from executor.compiling import compile_blocks
 from executor.gradients import TiedEnds, scale_gradients, squared_norm, sum_partial
 from executor.mesh import RankMesh
 from executor.optimizer import learning_rate, make_optimizer
-from executor.parallelize import parallelize
 from executor.pipeline import Accumulation, Part, Passes, Pipeline
 from executor.precision import Numbers, numbers_of
+from executor.strategies import build_chunk
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +61,7 @@ class Trainer:
         self.parts = [
             Part(
                 number,
-                *parallelize(
+                *build_chunk(
                     model,
                     chunk,
                     self.mesh,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ALONE", "TensorGroup", "vocabulary_loss"]
+__all__ = ["ALONE", "TensorGroup", "applied", "vocabulary_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ class TensorGroup:
         if self.size == 1:
             return x
         crossing = _Gather if self.sequence else _SumBackward
-        return _applied(crossing, x, self)
+        return applied(crossing, x, self)
 
     def leave(self, x: Tensor) -> Tensor:
         """Sums over the inner parts -> residual stream."""
         if self.size == 1:
             return x
         crossing = _Scatter if self.sequence else _SumForward
-        return _applied(crossing, x, self)
+        return applied(crossing, x, self)
 
     def total(self, x: Tensor) -> Tensor:
         """Sum over the ranks, each of which goes its own way with it."""
-        return x if self.size == 1 else _applied(_SumBoth, x, self)
+        return x if self.size == 1 else applied(_SumBoth, x, self)
 
     def share(self, length: int) -> slice:
         """The part of this rank of ``length`` positions of the residual stream."""
@@ -79,7 +79,7 @@ class TensorGroup:
 ALONE = TensorGroup()
 
 
-def _applied(function: Any, *arguments: Any) -> Tensor:
+def applied(function: Any, *arguments: Any) -> Tensor:
     """``Function.apply``, which torch leaves untyped."""
     result: Tensor = function.apply(*arguments)
     return result
@@ -169,7 +169,7 @@ def vocabulary_loss(logits: Tensor, targets: Tensor, first: int, tp: TensorGroup
     """
     if tp.size == 1:
         return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-    return _applied(_SplitLoss, logits, targets, first, tp)
+    return applied(_SplitLoss, logits, targets, first, tp)
 
 
 class _SplitLoss(Function):

@@ -21,9 +21,9 @@ from executor.job import Recipe
 from executor.mesh import RankMesh
 from executor.models.block import forget_tables
 from executor.optimizer import make_optimizer
-from executor.parallelize import parallelize
 from executor.precision import numbers_of
 from executor.profiler.points import layer_labels
+from executor.strategies import build_chunk
 from profiles.layers import Block, Embedding, Head
 from profiles.model import LayerRun, ModelSpec
 
@@ -94,7 +94,7 @@ class Probe:
         )  # fmt: skip
         numbers = numbers or numbers_of(training)
         with unset_fake_temporarily() as fake:
-            self.chain, self.data_parallel = parallelize(
+            self.chain, self.data_parallel = build_chunk(
                 own, chunk, RankMesh(layout, device.type), numbers,
                 num_tokens=point.batch * point.seq_len, seed=0,
                 device=torch.device("meta") if fake else device,

@@ -31,6 +31,7 @@ PAGES = {  # and their commands, at least
     "docs/how-to/plan-for-cost-or-a-target.md": 2,
     "docs/how-to/share-a-report.md": 1,
     "docs/how-to/move-a-run-to-another-plan.md": 4,
+    "docs/how-to/apply-a-plan-to-a-transformers-model.md": 1,
 }
 BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from executor.precision import Numbers
     from profiles.model import ModelSpec
 
-__all__ = ["DataParallel", "parallelize"]
+__all__ = ["DataParallel", "build_chunk"]
 
 WEIGHTS_WHOLE, WEIGHTS_SHARDED = 2, 3  # stages of ZeRO
 
 
-def parallelize(
+def build_chunk(
     model: ModelSpec,
     chunk: Chunk,
     mesh: RankMesh,
