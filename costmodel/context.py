@@ -331,8 +331,12 @@ class CostContext:
         """What remains of data-parallel traffic beside ``window_s`` of compute, the slow-down
         of that compute included.
         """
-        hidden = self.own.dp_overlap * min(traffic_s, window_s)
-        return traffic_s - hidden * (1 - self.own.overlap_slowdown)
+        return traffic_s - self.hidden_part * min(traffic_s, window_s)
+
+    @property
+    def hidden_part(self) -> float:
+        """Part of data-parallel traffic beside compute that costs nothing."""
+        return self.own.dp_overlap * (1 - self.own.overlap_slowdown)
 
     def once_s(self, states: StateCost, *, forward_s: float, backward_s: float) -> float:
         """Seconds a step that a layer adds beside its passes: the optimizer, and gradient traffic

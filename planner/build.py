@@ -139,24 +139,37 @@ class CandidateProblem:
 
     @cached_property
     def once_ns(self) -> tuple[int, ...]:
-        """What a layer of each class adds at least once a step, divided over the micro-batches.
+        """What a layer of each class adds at least once a step, divided over the micro-batches;
+        below zero where others' traffic hides behind its passes, by no more than those take.
 
-        A stage's traffic hides behind the passes of all of its layers. So only where no layer
-        computes for longer than its own traffic takes is each layer's own exposure certain; else
-        that of another may hide behind it, and all of it counts as hidden.
+        Of a stage with traffic R, behind passes W of all its layers, R - h min(R, W) is exposed:
+        no less than R - h R, and no less than R - h W. Both are sums over layers. That one counts,
+        for all layers, which says more of the most frequent block.
         """
         states = [row[0].states for row in self.steps]
-        forward = [row[0].forward.total_s for row in self.steps]
-        backward = [max(step.backward.total_s for step in row) for row in self.steps]
-        if any(own.gather_s < window for own, window in zip(states, forward, strict=True)):
-            forward = [math.inf] * len(states)
-        if any(own.reduce_s < window for own, window in zip(states, backward, strict=True)):
-            backward = [math.inf] * len(states)
-        seconds = (
-            self.context.once_s(own, forward_s=ahead, backward_s=behind)
-            for own, ahead, behind in zip(states, forward, backward, strict=True)
+        reduced = self._exposed_s(
+            [own.reduce_s for own in states],
+            [max(step.backward.total_s for step in row) for row in self.steps],
         )
-        return tuple(int(each * NANO / self.microbatches) for each in seconds)
+        gathered = self._exposed_s(
+            [own.gather_s for own in states],
+            [max(step.forward.total_s for step in row) for row in self.steps],
+        )
+        return tuple(
+            math.floor((own.optimizer_s + there + back) * NANO / self.microbatches)
+            for own, there, back in zip(states, reduced, gathered, strict=True)
+        )
+
+    def _exposed_s(self, traffic: list[float], passes: list[float]) -> list[float]:
+        main = max(self.chain, key=lambda c: (isinstance(self.classes[c], Block), self.counts[c]))
+        hidden = traffic if traffic[main] < passes[main] else passes
+        part = self.context.hidden_part
+        return [whole - part * own for whole, own in zip(traffic, hidden, strict=True)]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many layers of each class there are."""
+        return [self.chain.count(c) for c in range(len(self.classes))]
 
     @cached_property
     def time_ns(self) -> tuple[tuple[int, ...], ...]:

@@ -90,6 +90,7 @@ class _Stages:
         self.num_chunks = degrees.chunks * problem.schedule.copies
         self.block_s = self._block_s()
         self.once_s = self._once_s()
+        self.ends_once_s = self._ends_once_s()
         self.fixed_s = self._fixed_s()
         self.again_s = self._again_s(bounds)
         self.delays_s = np.array(problem.link_s) * problem.context.own.p2p_overlap
@@ -121,6 +122,23 @@ class _Stages:
         own = zip(self.problem.once_ns, self.problem.classes, strict=True)
         least = min(once for once, layer in own if isinstance(layer, Block))
         return least * self.shape.microbatches / NANO
+
+    def _ends_once_s(self) -> NDArray[np.float64]:
+        """Least seconds a step that layers beside the blocks add, or hide of the blocks' traffic,
+        ``[device]``: at the ends of the model, or anywhere.
+        """
+        problem, found = self.problem, np.zeros(self.shape.stages)
+        if problem.schedule.copies > 1:
+            return found
+        chain, scale = problem.context.chain, self.shape.microbatches / NANO
+        path, last = self.paths[0], len(chain) - 1
+        for i, c in enumerate(chain):
+            if not isinstance(problem.classes[c], Block):
+                if i in (0, last):
+                    found[path[0 if i == 0 else -1][0]] += problem.once_ns[c] * scale
+                else:
+                    found += min(0, problem.once_ns[c]) * scale
+        return found
 
     def _again_s(self, bounds: CandidateBounds) -> NDArray[np.float64]:
         """Least seconds of recomputation for one micro-batch, ``[blocks that lack, stage]``."""
@@ -190,10 +208,13 @@ class _Stages:
         """Seconds of each path, all stages full."""
         full = self._blocks(np.zeros(self.shape.stages))
         times = self.block_s[:, None, None] * full + self.fixed_s
-        own = self.most * self.once_s
+        own = self.most * self.once_s + self.ends_once_s
         again = self.again_s[0]
         return np.array(
-            [path.seconds(times, self.delays_s) + own + _backwards(path) @ again for path in paths]
+            [
+                path.seconds(times, self.delays_s) + own[path.last] + _backwards(path) @ again
+                for path in paths
+            ]
         )
 
     def _losses(self, paths: list[CriticalPath]) -> NDArray[np.float64]:

@@ -69,20 +69,22 @@ def test_no_layout_is_faster_than_the_bound_of_its_cut(schedule, seed):
             assert bound_s <= step_s * (1 + 1e-9)
 
 
-def test_traffic_of_a_layer_that_computes_little_hides_behind_its_neighbours():
-    """A heavy head computes for longer than its own gradients take: no layer's are exposed."""
-    model = tiny_model(4, 256_000, tied=False)
-    cluster = with_nodes("2x2xa100-40g", memory_gib=80)
-    context = context_of(model, cluster, global_batch=8, seq_len=2048, micro_batch=1)
+@pytest.mark.parametrize("vocab", [128_256, 512_000])
+@pytest.mark.parametrize("batch", [4, 16])
+def test_traffic_of_a_layer_without_passes_hides_behind_its_neighbours(vocab, batch):
+    """A tied embedding: its gradients are large, its passes short."""
+    model = tiny_model(4, vocab, tied=True)
+    cluster = with_nodes("2x2xa100-40g", memory_gib=120)
+    context = context_of(model, cluster, global_batch=batch, seq_len=2048, micro_batch=1)
     space = space_of(context, cp=1, tp=1, pp=1, zero="0,1,2", recompute="none")
-    found = [each for d in space.degrees() for each in space.candidates(d)]
-    assert found
     bounds = CandidateBounds(context, min_fit=MIN_FIT)
-    for candidate in found:
+    candidates = [each for d in space.degrees() for each in space.candidates(d)]
+    assert len(candidates) == 5
+    for candidate in candidates:
         problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
         relaxed = bounds.of_candidate(candidate, float("inf"))
-        for bound_s, step_s in fitting_cuts(context, space, problem):
-            assert max(relaxed.bound_s, bound_s) <= step_s * (1 + 1e-9)
+        ((bound_s, step_s),) = fitting_cuts(context, space, problem)
+        assert 0.9 * step_s <= max(relaxed.bound_s, bound_s) <= step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
