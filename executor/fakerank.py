@@ -24,7 +24,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executor import parallelize
+from executor import strategies
 from executor.mesh import RankMesh
 from executor.models import block
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["fake_rank"]
 
 REAL: Final = (  # they compute with ranks, or build on the meta device
-    (parallelize, "Chain"),
-    (parallelize, "split_parameters"),
-    (parallelize, "DataParallel"),
+    (strategies, "Chain"),
+    (strategies, "split_parameters"),
+    (strategies, "DataParallel"),
     (nn.Module, "to"),
     (RankMesh, "__init__"),
     (DeviceMesh, "__getitem__"),
@@ -55,7 +55,7 @@ def fake_rank(rank: int, num_ranks: int, *, on_gpu: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for owner, name in REAL:
                 stack.enter_context(patch.object(owner, name, _really(getattr(owner, name))))
-            stack.enter_context(patch.object(parallelize, "initialise"))
+            stack.enter_context(patch.object(strategies, "initialise"))
             stack.enter_context(patch.object(_PipelineSchedule, "_warmup_p2p", _know_shapes))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if on_gpu:

@@ -24,7 +24,7 @@ from profiles.errors import InputError
 
 pytest.importorskip("transformers", reason="needs the extra [transformers]")
 
-from transformer_runs import (  # noqa: E402 - they import it
+from transformer_runs import (
     SEQ,
     SHAPE,
     STEPS,
