@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,21 @@ class Duration(click.ParamType[float]):
         if not 0 < seconds < math.inf:
             self.fail(f"{text!r} is no time, as 90s, 5m or 1h.", param, ctx)
         return seconds
+
+
+class Bytes(click.ParamType[int]):
+    """A size: ``64M``, ``1G``, or bytes."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """In bytes."""
+        if isinstance(value, int):
+            return value
+        form = re.fullmatch(r"([0-9]{1,12})([KMG]?)", str(value).strip().upper())
+        if form is None or not int(form[1]):
+            self.fail(f"{value!r} is no size, as 64M or 1G.", param, ctx)
+        return int(form[1]) * 1024 ** " KMG".index(form[2] or " ")
 
 
 class Parplan(click.Group):
@@ -568,8 +584,9 @@ def profile() -> None:
 @profile.command("import")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option(
-    "--from", "tool", required=True, type=click.Choice(["galvatron"]),
-    help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder.",
+    "--from", "tool", required=True, type=click.Choice(["galvatron", "nccl-tests"]),
+    help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder. nccl-tests: what "
+    "all_reduce_perf and its like print.",
 )  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
@@ -616,6 +633,45 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
         click.echo(f"interrupted: {output}.journal has what is measured", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
     profiles.save_text(text, output, force=flags["force"])
+    Path(f"{output}.journal").unlink(missing_ok=True)
+    click.echo(f"written: {output}", err=True)
+
+
+@profile.command("links")
+@click.argument("cluster", required=False)
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="auto: GPUs (NCCL) where there are any, else CPUs (gloo).",
+)  # fmt: skip
+@click.option("--as", "device_name", metavar="NAME", help="Without CLUSTER: its device's name.")
+@click.option("--nnodes", type=TYPES[Kind.COUNT], help="Nodes.  [default: those of CLUSTER, or 1]")
+@click.option("--nproc", type=TYPES[Kind.COUNT], help="Ranks on each.  [default: its devices]")
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun.")
+@click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
+@click.option("--largest", type=Bytes(), default="1G", show_default=True, help="Message, as 64M.")
+@click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m.")
+@click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
+@click.option("--date", metavar="TEXT", help="To be written into the profile.")
+@click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
+    """Measure collectives between the devices of CLUSTER, or of this machine, under torchrun.
+
+    On several nodes, give the same command on each; the file is written where rank 0 is. What is
+    measured is noted in FILE.journal, from which a session that was stopped goes on.
+    """
+    from executor.profiler.linkmeasuring import measure_links  # noqa: PLC0415
+
+    profiles.refuse_to_overwrite(output, force=flags["force"])
+    with reports.profile_progress() as tell:
+        found = measure_links(cluster, output, flags, tell=tell)
+    if found is None:
+        click.echo("measured: the node of rank 0 writes the file", err=True)
+        return
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    _print(reports.links_report(found.profile))
+    profiles.save_text(found.text, output, force=flags["force"])
     Path(f"{output}.journal").unlink(missing_ok=True)
     click.echo(f"written: {output}", err=True)
 

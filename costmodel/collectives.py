@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, assert_never
 
+from costmodel.measuredlinks import MeasuredLink
 from costmodel.work import CollectiveKind
+from profiles.measured import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +37,30 @@ IN_SWITCH = 0.82
 def collective_seconds(
     kind: CollectiveKind, size: int, link: GroupLink, own: Efficiencies, *, copies: int = 1
 ) -> float:
-    """Seconds of one collective of ``size`` bytes (see ``work.Collective``) in a group."""
-    n = link.size
-    if n == 1 or size == 0:
+    """Seconds of one collective of ``size`` bytes (see ``work.Collective``) in a group: measured
+    ones where the link knows any, else those of a formula.
+    """
+    if link.size == 1 or size == 0:
         return 0.0
+    if not isinstance(link, MeasuredLink):
+        return _formula(kind, size, link, own, copies)
+
+    def formula(kind: CollectiveKind | Operation, size: float, link: GroupLink) -> float:
+        if kind != Operation.P2P:
+            return _formula(CollectiveKind(kind.value), size, link, own)
+        rate, latency = _bandwidth(link, own), link.levels[-1].latency_s
+        return p2p_seconds(size, bandwidth=rate, latency=latency)
+
+    seconds = link.times.seconds(kind, size, link.bare, formula)
+    if copies == 1:
+        return seconds
+    fewer = _formula(kind, size, link, own, copies) / _formula(kind, size, link, own)
+    return seconds * fewer
+
+
+def _formula(
+    kind: CollectiveKind, size: float, link: GroupLink, own: Efficiencies, copies: int = 1
+) -> float:
     match kind:
         case CollectiveKind.ALL_GATHER | CollectiveKind.REDUCE_SCATTER:
             return _ring(size, link, own)
@@ -48,12 +70,13 @@ def collective_seconds(
             return _all_to_all(size, link, own, copies)
         case CollectiveKind.RING_EXCHANGE:
             latency = max(level.latency_s for level in link.levels)
-            return _piped(link, (n - 1) * latency, (n - 1) * size / _bandwidth(link, own))
+            hops = link.size - 1
+            return _piped(link, hops * latency, hops * size / _bandwidth(link, own))
         case _:
             assert_never(kind)
 
 
-def p2p_seconds(size: int, *, bandwidth: float, latency: float) -> float:
+def p2p_seconds(size: float, *, bandwidth: float, latency: float) -> float:
     """Seconds to send ``size`` bytes to one partner."""
     return latency + size / bandwidth
 
@@ -69,13 +92,13 @@ def _piped(link: GroupLink, latency_s: float, transfer_s: float, *, passes: int 
     return latency_s + transfer_s + filling
 
 
-def _ring(size: int, link: GroupLink, own: Efficiencies) -> float:
+def _ring(size: float, link: GroupLink, own: Efficiencies) -> float:
     """(n-1)/n * size / bandwidth over n-1 steps: Thakur et al. 2005, ring algorithm."""
     n = link.size
     return _piped(link, _ring_latency(link), (n - 1) / n * size / _bandwidth(link, own))
 
 
-def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
+def _all_reduce(size: float, link: GroupLink, own: Efficiencies) -> float:
     """2 (n-1)/n * size / bandwidth over the steps of a ring or of a tree, whichever are fewer.
 
     Through a switch that reduces (NVLink SHARP), where that is faster, each rank's data go up once,
@@ -93,7 +116,7 @@ def _all_reduce(size: int, link: GroupLink, own: Efficiencies) -> float:
     return seconds
 
 
-def _all_to_all(size: int, link: GroupLink, own: Efficiencies, copies: int) -> float:
+def _all_to_all(size: float, link: GroupLink, own: Efficiencies, copies: int) -> float:
     """A sub-tree of ``members`` sends members * size * (n-members)/n.
 
     What goes to several ranks of one sub-tree goes there once and is passed on inside (as DeepEP

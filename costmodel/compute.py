@@ -61,8 +61,8 @@ class DeviceModel:
     def _gemm(self, work: Gemm) -> float:
         """max(FLOP / (peak * efficiency), bytes / bandwidth), at least the shortest kernel.
 
-        Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs; less
-        where rows of operand or result are no multiple of 16 bytes.
+        Efficiency = gemm * k / (k + half_k) * the best tile's share of full waves over the SMs,
+        and less where rows of operand or result are no multiple of 16 bytes.
         Ignores split-K and stream-K, which soften the last wave. Source of the wave term:
         NVIDIA, "Matrix Multiplication Background User's Guide".
         """

@@ -24,16 +24,19 @@ from costmodel.layers import (
 )
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers
+from costmodel.measuredlinks import MeasuredTopology, pair_link
 from costmodel.operatorfit import as_found
 from costmodel.sharding import Replicas, StateCost, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
+from profiles.measured import Operation
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.interpolation import Basis
     from costmodel.layers import LayerCost, TimedLayer, TimedOperator
+    from costmodel.measuredlinks import LinkTimes
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
@@ -110,7 +113,11 @@ class CostContext:
         self.cluster = cluster if profile is None else as_found(cluster, profile)
         self.training = training
         self.calibration = calibration
-        self.topology = _topology(self.cluster)
+        self.topology: Topology = _topology(self.cluster)
+        self.link_times: LinkTimes | None = None
+        if profile is not None and profile.collective_times:
+            measured = MeasuredTopology(self.cluster, profile)
+            self.topology, self.link_times = measured, measured.times
         device = self.cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self.profile = profile
@@ -120,6 +127,12 @@ class CostContext:
         self._steps: dict[object, LayerStep] = {}
         self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
+
+    def anew(self) -> CostContext:
+        """The same inputs, nothing remembered."""
+        return CostContext(
+            self.model, self.cluster, self.training, self.calibration, profile=self.profile
+        )
 
     @property
     def own(self) -> Efficiencies:
@@ -374,17 +387,28 @@ class CostContext:
         self, crossed: tuple[Level, ...], size: int, mesh: Mesh, strategy: Strategy
     ) -> float:
         """Seconds of one hand-over through the narrowest of the links that it crosses."""
-        rate = min(
-            level.bytes_per_s * (self.own.nic if level.leaves_node else self.own.gpu_link)
-            for level in crossed
-        )
-        whole = size / rate
+        seconds = self._sent_s(crossed, size)
         if not strategy.sequence_parallel and mesh.tp > 1:
             gather = collective_seconds(
                 CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
             )
-            whole = min(whole, size / mesh.tp / rate + gather)
-        return crossed[-1].latency_s + self.own.hand_over_s + whole
+            seconds = min(seconds, self._sent_s(crossed, size / mesh.tp) + gather)
+        return seconds
+
+    def _sent_s(self, crossed: tuple[Level, ...], size: float) -> float:
+        """Seconds until another rank has ``size`` bytes, measured ones where there are any."""
+
+        def formula(_: object, size: float, link: GroupLink) -> float:
+            rate = min(
+                level.bytes_per_s * (self.own.nic if level.leaves_node else self.own.gpu_link)
+                for level in link.levels
+            )
+            return link.levels[-1].latency_s + self.own.hand_over_s + size / rate
+
+        pair = pair_link(crossed)
+        if self.link_times is not None:
+            return self.link_times.seconds(Operation.P2P, size, pair, formula)
+        return formula(Operation.P2P, size, pair)
 
     def handed_over_s(
         self,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from costmodel.context import CostContext, LayerStep
     from costmodel.layout import LayerSpan, Layout, Strategy
+    from costmodel.measuredlinks import LinkTimes
     from profiles.layers import Layer
 
 __all__ = [
@@ -60,6 +61,11 @@ class StepSplit:
     gradient_s: float
     optimizer_s: float
     overhead_s: float
+
+    @property
+    def traffic_s(self) -> float:
+        """Communication that nothing hides."""
+        return self.tp_s + self.cp_s + self.ep_s + self.zero_s + self.p2p_s + self.gradient_s
 
     @property
     def total_s(self) -> float:
@@ -194,7 +200,13 @@ class LayoutCost:
             for stage, held in zip(self.stages, self.memory, strict=True)
         )
         busiest = min(estimates, key=lambda each: each.split.bubble_s)
-        known = known_of(context, self.stages[busiest.stage].steps, layout.num_microbatches)
+        known = known_of(
+            context,
+            self.stages[busiest.stage].steps,
+            layout.num_microbatches,
+            traffic_s=busiest.split.traffic_s,
+            links=_links_asked(context, layout),
+        )
         worst, used = self.fullest, layout.mesh.num_ranks
         fast, slow = known.interval(own.step_time_90, step_s)
         spread = math.exp(Z_COVERAGE * own.memory_sigma)
@@ -221,6 +233,15 @@ class LayoutCost:
             bubble=busiest.split.bubble_s / step_s,
             notes=known.notes(),
         )
+
+
+def _links_asked(context: CostContext, layout: Layout) -> LinkTimes | None:
+    """The measured links, with what this layout alone asks of them; None where there are none."""
+    if context.link_times is None:
+        return None
+    fresh = context.anew()
+    _stages(fresh, layout)
+    return fresh.link_times
 
 
 class _Stage:

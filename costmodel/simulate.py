@@ -122,20 +122,31 @@ def simulate(
     """Run ``schedule``. ``delay_s[s]`` is the time between a pass on device s and its follower on
     device s + 1, or back (the last: between devices p - 1 and 0).
 
-    A schedule that does not drain is told by what its micro-batches add to a pipeline that is
-    full. Long runs are cut short where that changes nothing. Each pass of a steady schedule is the
+    A schedule that does not drain is told by how often a pipeline that is full ends a micro-batch.
+    Long runs are cut short where that changes nothing. Each pass of a steady schedule is the
     greatest of a few sums over passes at most ``WINDOW`` groups of p micro-batches before it, by
     the same rule in every group. So once all passes of that many groups come a constant time after
     those of some groups before, they do for ever, and so does the drain behind them.
     """
     delays = delay_s or [0.0] * shape.stages
     if not schedule.drains:
-        full = replace(shape, microbatches=WARM_GROUPS * shape.stages)
-        longer = replace(full, microbatches=full.microbatches + shape.microbatches)
-        before, after = (_drained(schedule, each, times, delays) for each in (full, longer))
-        pairs = zip(before.ends_s, after.ends_s, strict=True)
-        return Span((0.0,) * shape.stages, tuple(b - a for a, b in pairs))
+        end = shape.microbatches * _period_s(schedule, shape, times, delays)
+        return Span((0.0,) * shape.stages, (end,) * shape.stages)
     return _drained(schedule, shape, times, delays)
+
+
+def _period_s(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]) -> float:
+    """Seconds from one micro-batch to the next in a pipeline that stays full, on the mean of many:
+    devices that wait for one another may repeat only after several. All devices end micro-batches
+    equally often, so none more often than the busiest one can.
+    """
+    few, many = (replace(shape, microbatches=n * WARM_GROUPS * shape.stages) for n in (1, 2))
+    before, after = (_drained(schedule, each, times, delays).makespan_s for each in (few, many))
+    busiest = 0.0
+    for device in range(shape.stages):
+        passes = [times.of(device, chunk, 1) for chunk in range(shape.chunks)]
+        busiest = max(busiest, sum(own[FORWARD][0] + own[BACKWARD][0] for own in passes))
+    return max(busiest, (after - before) / few.microbatches)
 
 
 def _drained(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequence[float]) -> Span:

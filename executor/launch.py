@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from executor.job import Job
     from planner.plan import Plan
 
-__all__ = ["Nodes", "environment", "launch", "nodes_of", "slurm_script", "torchrun_lines"]
+__all__ = [
+    "Nodes",
+    "check_port",
+    "environment",
+    "launch",
+    "nodes_of",
+    "run_ranks",
+    "slurm_script",
+    "torchrun_lines",
+]
 
 PORT: Final = 29500
 SIGTERM: Final = 15  # what torchrun ends the others with
@@ -132,13 +141,10 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
     check_torch("parplan launch")
     check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_start(plan, job, nodes)
-    _check_port(nodes)
-    job.out.mkdir(parents=True, exist_ok=True)
-    forget(job.out)
+    check_port(nodes)
     for name, (value, _) in environment(plan).items():
         os.environ.setdefault(name, value)
-    os.environ[TOLD_HERE] = "1"
-    _torchrun([*nodes.arguments(), *_logs(job, nodes), *_worker(job)], job.out)
+    run_ranks(nodes, _worker(job), job.out)
     return job.out / "run.json"
 
 
@@ -185,7 +191,7 @@ def _check_checkpoint(job: Job, run: dict[str, Any]) -> None:
         check_not_done(found.step, job)
 
 
-def _check_port(nodes: Nodes) -> None:
+def check_port(nodes: Nodes) -> None:
     """A port that somebody else answers would keep torchrun waiting."""
     if nodes.count > 1 or nodes.endpoint is None:
         return  # another node of ours may serve it
@@ -198,25 +204,30 @@ def _check_port(nodes: Nodes) -> None:
         raise InputError(Problem(where="--rdzv-endpoint", message=message, hint=hint)) from None
 
 
-def _logs(job: Job, nodes: Nodes) -> list[str]:
+def _logs(out: Path, nodes: Nodes) -> list[str]:
     """Every rank but the node's first writes to files; that one speaks."""
     quiet = ",".join(f"{rank}:3" for rank in range(1, nodes.ranks))
-    where = ["--log-dir", str(job.out / "logs")]
+    where = ["--log-dir", str(out / "logs")]
     return [*where, "--redirects", quiet] if quiet else where
 
 
-def _torchrun(arguments: list[str], out: Path) -> None:
-    """Call torchrun in this process, so that its verdict on each rank is at hand."""
+def run_ranks(nodes: Nodes, worker: list[str], out: Path) -> None:
+    """Run the ranks of this node under torchrun, which is called in this process, so that its
+    verdict on each rank is at hand. Raises ``InputError`` or ``JobError`` with the cause.
+    """
     import logging  # noqa: PLC0415
 
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
+    out.mkdir(parents=True, exist_ok=True)
+    forget(out)
+    os.environ[TOLD_HERE] = "1"
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        run.run(run.parse_args(arguments))
+        run.run(run.parse_args([*nodes.arguments(), *_logs(out, nodes), *worker]))
     except ChildFailedError as error:
         raise _job_error(error.failures, cause(out), out) from None
     except SignalException:

@@ -6,19 +6,13 @@ It reads RANK, WORLD_SIZE and LOCAL_RANK, trains, and rank 0 writes the record.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import signal
 import sys
 from pathlib import Path
 
-from executor.failures import TOLD_HERE, leave_note
 from executor.job import CHECKPOINT_EVERY, DEVICES, KEEP, Job, Recipe
-from profiles.errors import ExitCode, ParplanError
+from executor.rank import run_rank
 
 __all__ = ["main"]
-
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def parse(arguments: list[str]) -> Job:
@@ -45,27 +39,15 @@ def parse(arguments: list[str]) -> Job:
 
 
 def main() -> None:
-    """Run this rank; leave a note where it fails."""
-    _die_with_the_launcher()
+    """Run this rank."""
     job = parse(sys.argv[1:])
-    rank = int(os.environ["RANK"])
-    try:
+
+    def work() -> None:
         from executor.train import train  # noqa: PLC0415 - its errors are this rank's too
 
         train(job)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher tells it
-        failure = leave_note(job.out, rank, error)
-        is_mistake = isinstance(error, ParplanError)  # which all ranks make alike
-        if TOLD_HERE not in os.environ and not failure.of_peer and (rank == 0 or not is_mistake):
-            sys.stderr.write(f"rank {rank}: {failure.message}\n")
-            sys.stderr.flush()
-        os._exit(failure.exit_code or int(ExitCode.NO))  # peers may hold threads of ours
 
-
-def _die_with_the_launcher() -> None:
-    """No rank outlives its launcher, however that ends. Only Linux can promise it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    run_rank(work, job.out)
 
 
 if __name__ == "__main__":

@@ -233,16 +233,14 @@ class CandidateBounds:
     def _with_states(
         self, candidate: Candidate, options: list[Option]
     ) -> tuple[list[Option], float]:
-        """The options with ZeRO's traffic in every micro-batch, and what one layer adds once a
-        step.
+        """The options with ZeRO's traffic in every micro-batch, and what one layer adds at least
+        once a step, its traffic hidden behind the passes of any layers.
         """
         assert self.times.main is not None
         context, zero = self.context, candidate.zero
         cost = self.times.cost(candidate.degrees, self.times.main, NO_RECOMPUTE)
         states = context.states(cost, candidate.mesh, zero, candidate.shard_group)
-        behind = max(option.longest_backward_ns for option in options) / NANO
-        ahead = options[0].longest_forward_ns / NANO
-        once = context.once_s(states, forward_s=ahead, backward_s=behind)
+        once = context.once_s(states, forward_s=INFINITE, backward_s=INFINITE)
         if zero < GRADIENTS_SHARDED:
             return options, once
         degrees, loaded = candidate.degrees, []

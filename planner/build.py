@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from costmodel.estimate import fit_limit
@@ -130,22 +131,32 @@ class CandidateProblem:
         ]
 
     @cached_property
-    def once_per_batch_ns(self) -> int:
-        """What all layers add once a step, divided over the micro-batches."""
-        return sum(self.once_ns[c] for c in self.chain)
+    def once_before_ns(self) -> tuple[int, ...]:
+        """What the layers before each position of the chain add once a step, divided over the
+        micro-batches.
+        """
+        return (0, *accumulate(self.once_ns[c] for c in self.chain))
 
     @cached_property
     def once_ns(self) -> tuple[int, ...]:
-        """What a layer of each class adds once a step, divided over the micro-batches."""
-        scale = NANO / self.microbatches
-        once = []
-        for row in self.steps:
-            behind = max(step.backward.total_s for step in row)
-            seconds = self.context.once_s(
-                row[0].states, forward_s=row[0].forward.total_s, backward_s=behind
-            )
-            once.append(int(seconds * scale))
-        return tuple(once)
+        """What a layer of each class adds at least once a step, divided over the micro-batches.
+
+        A stage's traffic hides behind the passes of all of its layers. So only where no layer
+        computes for longer than its own traffic takes is each layer's own exposure certain; else
+        that of another may hide behind it, and all of it counts as hidden.
+        """
+        states = [row[0].states for row in self.steps]
+        forward = [row[0].forward.total_s for row in self.steps]
+        backward = [max(step.backward.total_s for step in row) for row in self.steps]
+        if any(own.gather_s < window for own, window in zip(states, forward, strict=True)):
+            forward = [math.inf] * len(states)
+        if any(own.reduce_s < window for own, window in zip(states, backward, strict=True)):
+            backward = [math.inf] * len(states)
+        seconds = (
+            self.context.once_s(own, forward_s=ahead, backward_s=behind)
+            for own, ahead, behind in zip(states, forward, backward, strict=True)
+        )
+        return tuple(int(each * NANO / self.microbatches) for each in seconds)
 
     @cached_property
     def time_ns(self) -> tuple[tuple[int, ...], ...]:
@@ -260,59 +271,74 @@ class CandidateProblem:
         )
 
     def bound_s(self, cut: Solution) -> float:
-        """A step time that no layout with the stages of ``cut`` can beat.
-
-        Stage k works m times after the forwards of the stages before it, and before their
-        backwards or its own work once a step.
-        """
-        m, times = self.microbatches, cut.stage_times_ns
-        once = self._once_of_stages(cut)
-        passes = [time - own for time, own in zip(times, once, strict=True)]
-        least = self.pipeline.fill * sum(passes)
+        """A step time that no layout with the stages of ``cut`` can beat."""
+        stops = (*cut.starts[1:], len(self.chain))
+        times, once = cut.stage_times_ns, self.once_before_ns
+        passes = [
+            time - once[stop] + once[first]
+            for time, first, stop in zip(times, cut.starts, stops, strict=True)
+        ]
+        least = self.least_ns(sum(times), max(times))
         copies = self.schedule.copies
         if copies > 1:
             pairs = zip(times, times[::-1], strict=True)
-            least = max(least, m / copies * max(a + b for a, b in pairs))
-        elif self.moves_blocks:
-            least = max(least, m * sum(times) / len(times))
-        else:
-            before, drains = 0.0, self._drains
-            for stage, (time, own) in enumerate(zip(passes, once, strict=True)):
-                waits = max(before * drains, before * self._forward_part + m * own)
-                least = max(least, m * time + waits)
-                before += self._first_chunk_ns(cut, stage, time)
-        return self.context.whole_step_s(least / NANO, self.candidate.num_ranks)
+            least = max(least, self.microbatches / copies * max(a + b for a, b in pairs))
+        elif not self.moves_blocks:
+            before = 0.0
+            for own, first, stop in zip(passes, cut.starts, stops, strict=True):
+                least = max(least, self.way_ns(before, own, first, stop))
+                before += self.lead_ns(own, first, stop)
+        return self.step_s(least)
+
+    def step_s(self, passes_ns: float) -> float:
+        """The whole step in seconds from its passes in nanoseconds."""
+        return self.context.whole_step_s(passes_ns / NANO, self.candidate.num_ranks)
+
+    def passes_ns(self, step_s: float) -> float:
+        """The passes in nanoseconds of a whole step in seconds."""
+        return self.context.passes_s(step_s, self.candidate.num_ranks) * NANO
+
+    def least_ns(self, sums: float, greatest: float) -> float:
+        """Least nanoseconds of all passes of a layout with at least this sum and this greatest of
+        its stage times. Where ``moves_blocks``, only the sum is that of the layout.
+        """
+        least = self.pipeline.fill * (sums - self.once_before_ns[-1])
+        if self.moves_blocks:
+            return max(least, self.microbatches * sums / self.candidate.degrees.pp)
+        return max(least, self.microbatches / self.schedule.copies * greatest)
+
+    def way_ns(self, before_ns: float, passes_ns: float, first: int, stop: int) -> float:
+        """Least time from the start of the step to the end of all that follows the passes of a
+        stage of layers ``first`` .. ``stop - 1`` with passes of ``passes_ns`` for a micro-batch:
+        it works m times behind the forwards of the stages before it, of which both passes of
+        the first micro-batch take ``before_ns``, and before their backwards or its own work once a
+        step. Without a flush only its work is certain.
+        """
+        once = self.once_before_ns[stop] - self.once_before_ns[first]
+        work, own = self.microbatches * passes_ns, self.microbatches * once
+        if not self.schedule.drains:
+            return work + own
+        return work + max(before_ns * self._drains, before_ns * self._forward_part + own)
 
     def expected_s(self, cut: Solution) -> float:
         """The closed form of the step of ``cut``: what the solvers minimise, in seconds. The
         simulation differs from it by how unequal stages wait for one another.
         """
-        expected = cut.objective_ns / self.waves / NANO
-        return self.context.whole_step_s(expected, self.candidate.num_ranks)
+        return self.step_s(cut.objective_ns / self.waves)
 
-    def _once_of_stages(self, cut: Solution) -> list[int]:
-        stops = (*cut.starts[1:], len(self.chain))
-        return [
-            sum(self.once_ns[c] for c in self.chain[first:stop])
-            for first, stop in zip(cut.starts, stops, strict=True)
-        ]
-
-    def _first_chunk_ns(self, cut: Solution, stage: int, time_ns: int) -> float:
-        """Least time of both passes of the stage's first chunk: all of one chunk; of several the
-        whole blocks that an even share is sure to have, at their fastest.
+    def lead_ns(self, passes_ns: float, first: int, stop: int) -> float:
+        """Least time of both passes of the first chunk of a stage with layers ``first`` .. ``stop -
+        1``: all of one chunk; of several the whole blocks that an even share is sure to have, at
+        their fastest.
         """
         chunks = self.candidate.degrees.chunks
         if chunks == 1:
-            return time_ns
-        if self.schedule.folds:
+            return passes_ns
+        held = self.chain[first:stop]
+        if self.schedule.folds or not all(isinstance(self.classes[c], Block) for c in held):
             return 0.0
-        stops = (*cut.starts[1:], len(self.chain))
-        held = [self.chain[i] for i in range(cut.starts[stage], stops[stage])]
-        blocks = [c for c in held if isinstance(self.classes[c], Block)]
-        if not blocks:
-            return 0.0
-        fastest = min(min(self.time_ns[c]) - self.once_ns[c] for c in blocks)
-        return len(blocks) // chunks * fastest if len(blocks) == len(held) else 0.0
+        fastest = min(min(self.time_ns[c]) - self.once_ns[c] for c in held)
+        return len(held) // chunks * fastest
 
     @cached_property
     def _forward_part(self) -> float:
@@ -355,11 +381,11 @@ class CandidateProblem:
 
     def limits_ns(self, worth_s: float) -> tuple[float, float]:
         """Greatest sum of stage times and greatest stage time of a layout that takes less than
-        ``worth_s``: ``bound_s`` solved for each of them. Where ``moves_blocks``, the greatest time
+        ``worth_s``: ``least_ns`` solved for each of them. Where ``moves_blocks``, the greatest time
         is that of the cut, and a layout made of another cut may take less.
         """
-        passes_ns = self.context.passes_s(worth_s, self.candidate.num_ranks) * NANO
-        sums = passes_ns / self.pipeline.fill + self.once_per_batch_ns
+        passes_ns = self.passes_ns(worth_s)
+        sums = passes_ns / self.pipeline.fill + self.once_before_ns[-1]
         return sums, passes_ns / self.microbatches * self.schedule.copies
 
     def option(self, c: int, j: int) -> Recompute:

@@ -9,17 +9,17 @@ the stages left cannot hold so many layers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from planner.problem import SearchProblem, Solution
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["StageSolver", "best_cuts", "even_cuts"]
+__all__ = ["SLACKS", "StageSolver", "Stages", "best_cuts", "even_cuts", "undominated_pairs"]
 
 INFINITE = 1 << 62
+SLACKS = (1.02, 1.08, 1.25, float("inf"))  # parts of a bound below which cuts are looked for
 
 
 class StageSolver(Protocol):
@@ -38,7 +38,50 @@ class StageSolver(Protocol):
         ...
 
 
+Pair = TypeVar("Pair", bound=tuple[float, float, *tuple[object, ...]])
 State = tuple[int, int, tuple[int, ...]]  # sum, greatest, starts of the stages so far
+
+
+class Stages:
+    """The stages that a cut may have, each below ``limit_ns`` and with one or more of the layers
+    that ``holding`` marks, if any are marked.
+    """
+
+    def __init__(
+        self,
+        problem: SearchProblem,
+        solver: StageSolver,
+        limit_ns: float,
+        holding: Sequence[bool] = (),
+    ) -> None:
+        """Find out how early each stage may start."""
+        self.problem = problem
+        self.solver = solver
+        self.limit_ns = limit_ns
+        self._earliest = _earliest_starts(problem, solver, limit_ns)
+        layers = len(problem.chain)
+        self._least_stop = [layers + 1] * layers if holding else list(range(1, layers + 1))
+        for first in reversed(range(len(holding))):
+            behind = self._least_stop[first + 1] if first + 1 < layers else layers + 1
+            self._least_stop[first] = first + 1 if holding[first] else behind
+
+    def of(self, stage: int, starts: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """(first layer, stop, least time) of what ``stage`` may be where it starts with any of
+        ``starts``.
+        """
+        problem, solver, limit = self.problem, self.solver, self.limit_ns
+        if self._earliest is None:
+            return
+        most = len(problem.chain) - (problem.num_stages - stage - 1) * problem.least_layers
+        for first in starts:
+            fewest = max(first + problem.least_layers, self._least_stop[first])
+            for stop in range(max(fewest, self._earliest[stage + 1]), most + 1):
+                if solver.least_ns(stage, first, stop) >= limit:
+                    break
+                time = solver.time_ns(stage, first, stop)
+                if time is None or time >= limit:
+                    break
+                yield first, stop, time
 
 
 def best_cuts(
@@ -47,37 +90,27 @@ def best_cuts(
     *,
     sum_limit_ns: float = INFINITE,
     greatest_limit_ns: float = INFINITE,
+    holding: Sequence[bool] = (),
 ) -> list[Solution]:
     """The front of (sum, greatest) below the limits as solutions, best objective first; empty if
-    nothing fits.
+    nothing fits. ``holding``: as ``Stages`` has it.
     """
-    layers, stages, least = len(problem.chain), problem.num_stages, problem.least_time_ns
+    layers, least = len(problem.chain), problem.least_time_ns
     states: dict[int, list[State]] = {0: [(0, 0, ())]}
-    earliest = _earliest_starts(problem, solver, greatest_limit_ns)
-    if earliest is None:
-        return []
-    for stage in range(stages):
-        left = stages - stage - 1
+    stages = Stages(problem, solver, greatest_limit_ns, holding)
+    for stage in range(problem.num_stages):
         reached: dict[int, list[State]] = {}
-        for first, here in states.items():
-            most, handover = layers - left * problem.least_layers, problem.handover(first)
-            if handover >= greatest_limit_ns:
-                continue
-            for stop in range(max(first + problem.least_layers, earliest[stage + 1]), most + 1):
-                rest = least[layers] - least[stop]
-                if solver.least_ns(stage, first, stop) >= greatest_limit_ns:
-                    break
-                time = solver.time_ns(stage, first, stop)
-                if time is None or time >= greatest_limit_ns:
-                    break
-                room = sum_limit_ns - rest - time
-                slower = max(time, handover)
-                reached.setdefault(stop, []).extend(
-                    (total + handover + time, max(greatest, slower), (*starts, first))
-                    for total, greatest, starts in here
-                    if total + handover < room
-                )
-        states = {stop: _front(found) for stop, found in reached.items() if found}
+        starts = [first for first in states if problem.handover(first) < greatest_limit_ns]
+        for first, stop, time in stages.of(stage, starts):
+            handover = problem.handover(first)
+            room = sum_limit_ns - (least[layers] - least[stop]) - time
+            slower = max(time, handover)
+            reached.setdefault(stop, []).extend(
+                (total + handover + time, max(greatest, slower), (*before, first))
+                for total, greatest, before in states[first]
+                if total + handover < room
+            )
+        states = {stop: undominated_pairs(found) for stop, found in reached.items() if found}
     solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
 
@@ -125,8 +158,9 @@ def even_cuts(
     return [_solution(problem, solver, starts)]
 
 
-def _front(states: list[State]) -> list[State]:
-    kept: list[State] = []
+def undominated_pairs(states: list[Pair]) -> list[Pair]:
+    """Those of which no other has as small a first and second number."""
+    kept: list[Pair] = []
     for state in sorted(states):
         if not kept or state[1] < kept[-1][1]:
             kept.append(state)

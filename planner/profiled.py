@@ -1,6 +1,8 @@
-"""Inputs with a profile: measured layers, what its operators make of the device, its kernels.
+"""Inputs with a profile: measured layers, what its operators make of the device, its kernels, and
+measured links.
 
-A profile is refused where it cannot be about the question: it must have the cluster's slowest
+A profile may have layers, links or both. One of links must be of the cluster's device. One of
+layers is refused where it cannot be about the question: it must have the cluster's slowest
 device, the precision of the run, and either layers of the model or plain operators. A model of a
 name that the profile knows, whose layers are others now, is refused as stale. The version of torch
 is not checked, since planning needs none; the profile says it.
@@ -28,6 +30,7 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
     """The inputs under the profiles of files. Raises ``InputError`` where they are stale, or about
     something else.
     """
+    from costmodel.measuredlinks import with_overlap  # noqa: PLC0415 - numpy
     from costmodel.operatorfit import calibration_from  # noqa: PLC0415 - numpy
 
     if not paths:
@@ -35,9 +38,20 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
     profile = load_profiles(paths)
     device = inputs.cluster.slowest_device
     facts = next((own for own in profile.devices if own.device == device.name), None)
-    problem = _problem(inputs, profile, facts)
+    has_links = bool(profile.collective_times or profile.overlaps)
+    has_layers = bool(profile.layer_times or profile.operator_times or not has_links)
+    problem = _problem(inputs, profile, facts) if has_layers else None
+    problem = problem or (_links_problem(inputs, profile) if has_links else None)
     if problem is not None:
         raise InputError(replace(problem, where=where))
+    inputs = replace(
+        inputs,
+        calibration=with_overlap(profile, inputs.cluster, inputs.calibration),
+        profile=profile,
+        profile_refs=tuple(str(path) for path in paths),
+    )
+    if not has_layers:
+        return replace(inputs, notes=(*inputs.notes, *_links_notes(profile)))
     assert facts is not None
     training = replace(
         inputs.training,
@@ -50,9 +64,31 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
         inputs,
         training=training,
         calibration=calibration,
-        profile=profile,
-        profile_refs=tuple(str(path) for path in paths),
-        notes=_notes(inputs, profile, facts),
+        notes=(*_notes(inputs, profile, facts), *_links_notes(profile)),
+    )
+
+
+def _links_problem(inputs: Inputs, profile: Profile) -> Problem | None:
+    """Why measured links say nothing of these inputs."""
+    from costmodel.measuredlinks import tells_of  # noqa: PLC0415 - numpy
+
+    cluster = inputs.cluster
+    if not cluster.is_uniform:
+        message = f"has links, which are of equal nodes; {cluster.name} has several kinds"
+        return Problem(where="", message=message)
+    if any(tells_of(facts, cluster) for facts in profile.clusters):
+        return None
+    known = ", ".join(facts.device for facts in profile.clusters) or "no cluster that it names"
+    message = f"has links of {known}; the devices of {cluster.name} are"
+    message += f" {cluster.slowest_device.name}"
+    return Problem(where="", message=message, hint="parplan profile links measures them")
+
+
+def _links_notes(profile: Profile) -> tuple[str, ...]:
+    return tuple(
+        f"links of {own.cluster}: {own.backend}, {own.hardware or own.device}"
+        f"{f', {own.date}' if own.date else ''}"
+        for own in profile.clusters
     )
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from planner.build import CandidateProblem
 from planner.choices import Candidate
+from planner.cuts import SLACKS, Stages
 from planner.exhaust import every_better_cut, num_layouts
+from planner.leastcut import INFINITE, least_cut_ns
 from planner.pathbound import PathBounds
 
 if TYPE_CHECKING:
@@ -74,14 +76,33 @@ def _trace(run: SearchRun, should_stop: Callable[[], bool]) -> None:
         problem = run.open[number][1]
         rest_s = run.bounds.of_fuller(problem.candidate)
         least_s = max(bound_s, min(rest_s, paths.of(problem, run.bounds, run.best_s)))
-        if least_s >= run.best_s or not (
-            problem.moves_blocks or run.cuts(problem, least_s, run.best_s)
-        ):
+        if least_s < run.best_s and not problem.moves_blocks:
+            least_s = max(least_s, _least_cut_s(run, problem, least_s))
+        if least_s >= run.best_s:
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, (least_s, number, True))
     run.open = [(bound_s, run.open[number][1]) for bound_s, number, _ in sorted(heap)]
     run.least_open_s = min((each[0] for each in run.open), default=float("inf"))
+
+
+def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> float:
+    """What no cut of a candidate can beat, infinite where none can be faster than the best plan."""
+    found = run.cuts(problem, bound_s, run.best_s)
+    if not found:
+        return INFINITE
+    least_s = run.least_s(problem, found)
+    if problem.schedule.copies > 1 or not run.space.rules.uneven_stages:
+        return least_s
+    solver, holding = run.solver(problem.problem), run.holding(problem)
+    for slack in SLACKS:
+        limit_s = min(bound_s * slack, run.best_s)
+        limit_ns = problem.passes_ns(limit_s)
+        stages = Stages(problem.problem, solver, problem.limits_ns(limit_s)[1], holding)
+        least_ns = least_cut_ns(problem, stages, limit_ns)
+        if least_ns < INFINITE or limit_s == run.best_s:
+            return max(least_s, problem.step_s(least_ns))
+    return least_s
 
 
 def _sharpen(run: SearchRun) -> None:

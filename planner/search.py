@@ -28,7 +28,7 @@ from planner.build import CandidateProblem
 from planner.choices import Candidate, Degrees, Grid
 from planner.closed_form import CountingStages
 from planner.collector import collector_off
-from planner.cuts import best_cuts, even_cuts
+from planner.cuts import SLACKS, best_cuts, even_cuts
 from planner.dp import LayerwiseStages
 from planner.layouts import build_layout
 from planner.proof import close_gap
@@ -55,7 +55,6 @@ SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
-SLACKS = (1.02, 1.08, 1.25, float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,13 +216,13 @@ class SearchRun:
             _, number, bound_s = heapq.heappop(self.ready)
             node = self.nodes.pop(number, None)
             if isinstance(node, Candidate):
-                self._solve(node, bound_s)
+                self.solve(node, bound_s)
                 return
         _, number, bound_s, node = heapq.heappop(self.heap)
         if self.nodes.pop(number, None) is None:
             return  # solved early
         if isinstance(node, Candidate):
-            self._solve(node, bound_s)
+            self.solve(node, bound_s)
         else:
             self.open_node(node, bound_s)
 
@@ -265,7 +264,7 @@ class SearchRun:
         """Count a candidate that does not fit, or fits only at more than the wanted time."""
         self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
 
-    def _solve(self, candidate: Candidate, bound_s: float) -> None:
+    def solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
         lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
@@ -278,7 +277,7 @@ class SearchRun:
             return
         own = bound_s
         if not problem.moves_blocks:
-            own = max(bound_s, min(problem.bound_s(cut) for cut in found))
+            own = max(bound_s, self.least_s(problem, found))
         self.leave_open(own, problem)
         limit = self.worth_s * PROMISING
         promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
@@ -312,11 +311,34 @@ class SearchRun:
         for slack in SLACKS:
             limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
-            found = best_cuts(array, solver, sum_limit_ns=sums, greatest_limit_ns=greatest)
-            found = [cut for cut in found if self.may_cut(problem, cut)]
+            found = best_cuts(
+                array,
+                solver,
+                sum_limit_ns=sums,
+                greatest_limit_ns=greatest,
+                holding=self.holding(problem),
+            )
             if found or limit == worth_s:
                 return found
         return []
+
+    def least_s(self, problem: CandidateProblem, found: list[Solution]) -> float:
+        """What no cut of a candidate can beat, of which ``found`` are undominated: neither those
+        nor others, whose sum and greatest stage time are no less than those of one of them, or
+        than the limits within which they were found.
+        """
+        if not self.space.rules.uneven_stages:  # there is only one
+            return min(problem.bound_s(cut) for cut in found)
+        least = (
+            problem.least_ns(sum(cut.stage_times_ns), max(cut.stage_times_ns)) for cut in found
+        )
+        return problem.step_s(min(least))
+
+    def holding(self, problem: CandidateProblem) -> list[bool]:
+        """The layers of which every stage must have one: blocks, where the launcher cannot have
+        stages without.
+        """
+        return [] if self.space.rules.empty_stages else problem.is_block
 
     def may_cut(self, problem: CandidateProblem, cut: Solution) -> bool:
         """Whether the launcher can have stages of these sizes."""

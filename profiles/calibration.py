@@ -25,10 +25,10 @@ class Efficiencies:
 
     Compute: ``gemm`` for large matrices; ``gemm_half_k`` the inner size at which a GEMM reaches
     half of it; ``misaligned`` what GEMMs keep of ``gemm`` whose sizes are no multiples of 8 (a
-    vocabulary of 50,257; 1 where the software pads it); ``quantised`` what fp8 and fp4 GEMMs keep of that after scaling and conversion;
-    ``stream`` of memory bandwidth; ``kernel_launch_s`` the host's time to launch one kernel, which
-    counts where a layer's kernels take less; ``micro_batch_s`` and ``step_s`` host time per pass
-    and per step.
+    vocabulary of 50,257; 1 where the software pads it); ``quantised`` what fp8 and fp4 GEMMs keep
+    of that after scaling and conversion; ``stream`` of memory bandwidth; ``kernel_launch_s`` the
+    host's time to launch one kernel, which counts where a layer's kernels take less;
+    ``micro_batch_s`` and ``step_s`` host time per pass and per step.
 
     Communication: ``gpu_link`` and ``nic`` parts of the link rates; ``*_overlap`` the part of
     compute time behind which an axis' communication can hide (0 = none); ``overlap_slowdown``
@@ -46,7 +46,7 @@ class Efficiencies:
 
     gemm: float
     gemm_half_k: float
-    misaligned: float
+    misaligned: float = 0.6
     quantised: float
     attention: dict[str, KernelEfficiency] = field(hash=False)
     stream: float

@@ -12,6 +12,7 @@ from enum import StrEnum
 __all__ = [
     "ENDS",
     "Bandwidth",
+    "ClusterFacts",
     "CollectiveTime",
     "DeviceFacts",
     "EndsMemory",
@@ -34,6 +35,8 @@ class Operation(StrEnum):
     """What a link was measured with."""
 
     ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
     ALL_TO_ALL = "all-to-all"
     P2P = "p2p"
 
@@ -79,6 +82,23 @@ class ModelFacts:
 
     model: str
     layers: dict[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """A cluster whose links were measured: ``num_nodes`` times ``gpus_per_node`` of ``device``, as
+    clusters call it; ``hardware``: what it calls itself. ``backend``: nccl, gloo ...
+    """
+
+    cluster: str
+    device: str
+    num_nodes: int = 1
+    gpus_per_node: int
+    backend: str
+    hardware: str | None = None
+    torch: str | None = None
+    method: str | None = None
+    date: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,21 +228,35 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
-    """Seconds of an operation on ``num_bytes`` among ``group`` neighbouring ranks."""
+    """Seconds of an operation on ``num_bytes`` among ``group`` ranks, each ``stride`` behind the
+    one before it, while all such groups of the cluster do the same. ``num_bytes`` as in
+    ``costmodel.work.Collective``; p2p: what one rank of each pair sends to the other.
+
+    ``spread`` is how far the median sample lies above the least, as a part; ``doubtful``: too far.
+    """
 
     cluster: str
     operation: Operation
     group: int
+    stride: int = 1
     num_bytes: int
     seconds: float
+    spread: float | None = None
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """How much longer compute and communication take while they overlap; 1 = no longer."""
+    """How much longer compute and communication take while they overlap; 1 = no longer, 2 = as
+    long as one after the other. Of an ``operation`` in groups, where that is known.
+    """
 
     cluster: str
     slowdown: float
+    operation: Operation | None = None
+    group: int | None = None
+    stride: int = 1
+    num_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +267,7 @@ class Profile:
     source: str
     devices: tuple[DeviceFacts, ...] = ()
     models: tuple[ModelFacts, ...] = ()
+    clusters: tuple[ClusterFacts, ...] = ()
     layer_times: tuple[LayerTime, ...] = ()
     layer_held: tuple[LayerHeld, ...] = ()
     no_room: tuple[NoRoom, ...] = ()

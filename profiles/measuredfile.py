@@ -11,6 +11,7 @@ from profiles.fileschema import FileSchema, Name, Version, validate
 from profiles.humanunits import in_file, of_file
 from profiles.measured import (
     Bandwidth,
+    ClusterFacts,
     CollectiveTime,
     DeviceFacts,
     EndsMemory,
@@ -81,6 +82,20 @@ class ModelFactsFile(FileSchema):
 
     model: Where
     layers: dict[Layer, str] = Field(description="Fingerprints, by which layers are known again.")
+
+
+class ClusterFactsFile(FileSchema):
+    """A cluster whose links were measured."""
+
+    cluster: Where
+    device: Device
+    num_nodes: Count = 1
+    gpus_per_node: Count = Field(description="Ranks of a node; on CPUs, processes.")
+    backend: Words = Field(description="The library: nccl, gloo ...")
+    hardware: Words | None = Field(None, description="What the devices call themselves.")
+    torch: Words | None = None
+    method: Words | None = Field(None, description="How samples were taken, which figure counts.")
+    date: Words | None = Field(None, description="Where the user gave one.")
 
 
 class LayerTimeFile(FileSchema):
@@ -190,14 +205,23 @@ class BandwidthFile(FileSchema):
     gb_per_s: Positive
 
 
+AnyOperation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p"]
+
+
 class CollectiveTimeFile(FileSchema):
-    """Time of an operation on a message."""
+    """Time of an operation on a message, while all groups like this one do the same."""
 
     cluster: Where
-    operation: Literal["all-reduce", "all-to-all", "p2p"]
-    group: Count
-    mib: Positive
+    operation: AnyOperation
+    group: Count = Field(description="Ranks of one group.")
+    stride: Count = Field(1, description="From one rank of the group to the next.")
+    mib: Positive = Field(
+        description="The whole tensor: the result of an all-gather, the input of a reduce-scatter "
+        "or all-reduce, what one rank sends in an all-to-all or to its partner."
+    )
     ms: Measured
+    spread: Measured | None = Field(None, description="(median - least) / least of the samples.")
+    doubtful: bool = Field(False, description="The samples differ too much.")
 
 
 class OverlapFile(FileSchema):
@@ -205,6 +229,10 @@ class OverlapFile(FileSchema):
 
     cluster: Where
     slowdown: float = Field(ge=1, le=100, description="Time while overlapping / time alone.")
+    operation: AnyOperation | None = None
+    group: Count | None = None
+    stride: Count = 1
+    mib: Positive | None = None
 
 
 class ProfileFile(FileSchema):
@@ -216,6 +244,7 @@ class ProfileFile(FileSchema):
     source: str = Field(min_length=1, description="Where the figures come from.")
     devices: list[DeviceFactsFile] = Field(default=[])
     models: list[ModelFactsFile] = Field(default=[])
+    clusters: list[ClusterFactsFile] = Field(default=[])
     layer_times: list[LayerTimeFile] = Field(default=[])
     layer_held: list[LayerHeldFile] = Field(default=[])
     no_room: list[NoRoomFile] = Field(default=[])
@@ -231,6 +260,7 @@ WIDTH: Final = 10**9
 SECTIONS: Final[dict[str, type[Any]]] = {
     "devices": DeviceFacts,
     "models": ModelFacts,
+    "clusters": ClusterFacts,
     "layer_times": LayerTime,
     "layer_held": LayerHeld,
     "no_room": NoRoom,

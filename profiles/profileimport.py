@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from profiles import yamlfile
 from profiles.galvatron import read_galvatron
 from profiles.measuredfile import profile_of, profile_text
+from profiles.nccltests import read_nccl_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["IMPORTERS", "import_profile"]
 
 Importer: TypeAlias = "Callable[[list[Path], str, str], tuple[Profile, list[str]]]"
-IMPORTERS: Final[dict[str, Importer]] = {"galvatron": read_galvatron}
-TOOLS: Final = {"galvatron": "Hetu-Galvatron"}
+IMPORTERS: Final[dict[str, Importer]] = {
+    "galvatron": read_galvatron,
+    "nccl-tests": read_nccl_tests,
+}
+TOOLS: Final = {"galvatron": "Hetu-Galvatron", "nccl-tests": "nccl-tests"}
 
 
 def import_profile(tool: str, paths: Sequence[str | Path]) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reports.facts import facts_of
     from reports.html import comparison_page, plan_page, require_pages
     from reports.launchers import check_report
+    from reports.links import links_report
     from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_progress, sweep_report
@@ -62,6 +63,7 @@ __all__ = [
     "facts_of",
     "facts_report",
     "json_text",
+    "links_report",
     "plan_answer",
     "plan_page",
     "plan_report",
@@ -101,6 +103,7 @@ _MODULES: Final = {
     "plan_page": "html",
     "print_report": "terminal",
     "require_pages": "html",
+    "links_report": "links",
     "profile_progress": "terminal",
     "progress_on_stderr": "terminal",
     "dry_run_report": "dryrun",

@@ -15,7 +15,7 @@ from profiles.errors import InputError, Problem
 from profiles.measured import DeviceFacts
 from profiles.training import LossKernel
 
-__all__ = ["device_facts", "open_device"]
+__all__ = ["device_facts", "open_device", "processor"]
 
 KIB: Final = 1024
 
@@ -52,7 +52,7 @@ def _cpu_facts() -> dict[str, Any]:
     factor = 1 if sys.platform == "darwin" else KIB
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "hardware": _processor(),
+        "hardware": processor(),
         "threads": torch.get_num_threads(),
         "clocks": _cpu_clock(),
         "memory_bytes": total // (os.cpu_count() or 1),
@@ -60,7 +60,8 @@ def _cpu_facts() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What this processor calls itself."""
     for line in _lines("/proc/cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

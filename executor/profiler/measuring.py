@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from profiles import shelf
 from profiles.catalog import load_model, load_training
+from profiles.devicename import catalogue_device
 from profiles.errors import InputError, Problem
 from profiles.measuredfile import profile_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["catalogue_name", "measure_layers"]
+__all__ = ["device_kind", "device_name", "measure_layers"]
 
 HEADER: Final = "# Made by parplan profile layers.\n"
-FAR: Final = 0.1  # of memory: another device than the one of that name
 
 
 def measure_layers(
@@ -33,7 +32,7 @@ def measure_layers(
     from executor.profiler.points import Request  # noqa: PLC0415
     from executor.profiler.session import Session, SessionPlan  # noqa: PLC0415 - torch
 
-    kind = _kind(flags["device"])
+    kind = device_kind(flags["device"])
     open_device(kind)  # before it is asked for its name
     precision = flags["precision"] or ("fp32" if kind == "cpu" else None)
     training = load_training(
@@ -55,7 +54,7 @@ def measure_layers(
     plan = SessionPlan(
         request=request,
         device=kind,
-        device_name=_device_name(flags["device_name"], kind),
+        device_name=device_name(flags["device_name"], kind),
         budget_s=flags["budget"],
         rounds=flags["rounds"],
         operators=flags["operators"],
@@ -77,7 +76,8 @@ def measure_layers(
     return HEADER + profile_text(profile), notes
 
 
-def _kind(asked: str) -> str:
+def device_kind(asked: str) -> str:
+    """Cpu or cuda: what is there, where ``auto`` was asked for."""
     if asked != "auto":
         return asked
     import torch  # noqa: PLC0415 - slowly
@@ -85,7 +85,7 @@ def _kind(asked: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _device_name(asked: str | None, kind: str) -> str:
+def device_name(asked: str | None, kind: str) -> str:
     """What clusters call the device. Raises ``InputError`` where that cannot be told."""
     if asked is not None:
         return shelf.find("devices", asked, where="--as").stem
@@ -94,26 +94,9 @@ def _device_name(asked: str | None, kind: str) -> str:
     import torch  # noqa: PLC0415 - slowly
 
     own = torch.cuda.get_device_properties(0)
-    found = catalogue_name(own.name, own.total_memory / 2**30)
+    found = catalogue_device(own.name, own.total_memory / 2**30)
     if found is None:
         message = f"the catalogue has no device like {own.name!r}"
         hint = "--as NAME says which it is: parplan catalog devices"
         raise InputError(Problem(where="--device", message=message, hint=hint))
     return found
-
-
-def catalogue_name(hardware: str, memory_gib: float) -> str | None:
-    """The device of the catalogue that calls itself ``hardware``: the chip's name in it, and of
-    several the one nearest in memory; None if there is none within a tenth.
-    """
-    words = set(re.split(r"[^a-z0-9]+", hardware.lower()))
-    pcie = "pcie" in words
-    found = []
-    for name in shelf.names("devices"):
-        chip, *rest = name.split("-")
-        sizes = [part for part in rest if re.fullmatch(r"\d+g", part)]
-        if chip not in words or pcie != ("pcie" in rest) or not sizes:
-            continue
-        found.append((abs(int(sizes[0][:-1]) / memory_gib - 1), name))
-    nearest_one = min(found, default=None)
-    return nearest_one[1] if nearest_one and nearest_one[0] < FAR else None

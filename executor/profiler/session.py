@@ -20,7 +20,7 @@ from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import OperatorPoint, operator_points, operator_samples
 from executor.profiler.points import Point, layer_points, model_facts
 from executor.profiler.probe import pretended_group
-from executor.profiler.timing import METHOD, WIDE, Figure, figure_of
+from executor.profiler.timing import METHOD, Figure, figure_of, merged
 from profiles.fingerprint import fingerprint
 from profiles.measured import LayerHeld, LayerTime, NoRoom, OperatorTime, Profile
 
@@ -243,19 +243,6 @@ def held_points(points: list[Point], request: Request) -> list[HeldPoint]:
         if point.batch == least
         for recompute in (RECOMPUTES if point.layer.startswith("block") else RECOMPUTES[:1])
     ]
-
-
-def merged(figures: list[Figure]) -> Figure:
-    """The figure of several rounds: the least of each part. Doubtful where all rounds are, or where
-    the best two are further apart than samples may be.
-    """
-    totals = sorted(sum(figure.seconds.values()) for figure in figures)
-    apart = len(totals) > 1 and totals[1] > (1 + WIDE) * totals[0]
-    return Figure(
-        {what: min(figure.seconds[what] for figure in figures) for what in figures[0].seconds},
-        min(figure.spread for figure in figures),
-        doubtful=apart or all(figure.doubtful for figure in figures),
-    )
 
 
 def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFacts:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["METHOD", "Figure", "Sample", "figure_of", "sampled"]
+__all__ = ["METHOD", "WIDE", "Figure", "Sample", "figure_of", "merged", "sampled"]
 
 WARM_UP: Final = 2
 FEWEST: Final = 5  # samples
@@ -71,6 +71,19 @@ def figure_of(samples: list[Sample]) -> Figure:
     spread = median(totals) / min(totals) - 1 if min(totals) else 0.0
     least = {what: min(sample.seconds[what] for sample in counted) for what in counted[0].seconds}
     return Figure(least, spread, doubtful=counted is not quiet or spread > WIDE)
+
+
+def merged(figures: list[Figure]) -> Figure:
+    """The figure of several rounds: the least of each part. Doubtful where all rounds are, or where
+    the best two are further apart than samples may be.
+    """
+    totals = sorted(sum(figure.seconds.values()) for figure in figures)
+    apart = len(totals) > 1 and totals[1] > (1 + WIDE) * totals[0]
+    return Figure(
+        {what: min(figure.seconds[what] for figure in figures) for what in figures[0].seconds},
+        min(figure.spread for figure in figures),
+        doubtful=apart or all(figure.doubtful for figure in figures),
+    )
 
 
 def sampled(work: Callable[[Clock], None], device: torch.device) -> list[Sample]:

@@ -87,9 +87,10 @@ def test_a_larger_gemm_is_not_faster_beyond_tile_quantisation(device, work, side
 
 @given(device=devices, work=gemms, side=st.sampled_from("mnk"))
 def test_a_gemm_of_twice_the_extent_takes_no_less_time(device, work, side):
-    """Whole tiles double exactly, so no slack is needed."""
+    """Whole tiles double exactly, so only sizes that become multiples of 8 need slack."""
     larger = replace(work, **{side: 2 * getattr(work, side)})
-    assert device.seconds(larger) >= device.seconds(work) * (1 - 1e-9)
+    slack = device.efficiencies.misaligned if work.n % 8 or work.k % 8 else 1.0
+    assert device.seconds(larger) >= device.seconds(work) * slack * (1 - 1e-9)
 
 
 @given(device=devices, work=gemms)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from functools import cache
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from published import RECOMPUTES, even_chunks, runs
 
@@ -113,7 +113,16 @@ def test_no_estimate_beats_the_peak_rate(case):
     assert found.step_s >= flop / (plan.mesh.num_ranks * context.peak_flop_per_s)
 
 
+def slowly_filled(microbatches: int):
+    """Unequal stages without a flush: the light ones work ahead of the busiest for long."""
+    spec, mesh = model("mixtral-8x7b", 8), Mesh(cp=2, pp=4)
+    plan = layout_of(spec, mesh, microbatches, schedule="async-1f1b", zero=3, shard_group=2)
+    return context_of(spec, cluster("4x8xh100-80g"), microbatches, 512), plan
+
+
 @settings(max_examples=150, deadline=None)
+@example(case=slowly_filled(1))
+@example(case=slowly_filled(3))
 @given(case=cases())
 def test_every_stage_accounts_for_the_whole_step(case):
     context, plan = case

@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from cases import MODELS, SEQ, STEPS, VEE, Case
+from cases import MODELS, SEQ, STEPS, Case
 from interrupted import KILLED, killed, losses_of, session, uninterrupted
+from matrix import VEE, of_two
 from ranks import kill_ranks, run_ranks, start_ranks
 
 from executor import checkpointfiles, checkpointwriter
@@ -20,34 +21,43 @@ from profiles.training import Optimizer
 
 PAIR = Case(name="pair", dp=2, zero=3, micro_batch=2)
 CHAINS = {
-    Optimizer.ADAMW: (
+    "a tied matrix": (Optimizer.ADAMW, (
         Case(name="one", model="qwen"),
         Case(name="V", **VEE, model="qwen", micro_batch=2),  # both copies of the matrix on a rank
         Case(name="split", tp=2, dp=2, zero=3, sequence=True, model="qwen", micro_batch=2),
         Case(name="stages", pp=4, model="qwen", micro_batch=2),  # one on the first, one on the last
         Case(name="pairs", dp=4, zero=2, shard_group=2, model="qwen"),
-    ),
-    Optimizer.SGD: (
+    )),
+    "uneven shards": (Optimizer.SGD, (
         Case(name="uneven", dp=4, zero=3, model="olmo"),
         Case(name="split", tp=2, model="olmo", micro_batch=4),
         Case(name="chunks", pp=2, dp=2, zero=1, chunks=2, schedule="interleaved-1f1b",
              model="olmo"),
         Case(name="replicas", dp=2, model="olmo"),
         Case(name="one", model="olmo"),
-    ),
-    Optimizer.ADAM: (
+    )),
+    "learned positions": (Optimizer.ADAM, (
         Case(name="uneven cut", pp=2, schedule="gpipe", cut=(3, 1), model="gpt"),
         Case(name="shards", dp=2, zero=1, model="gpt"),
         Case(name="ZBV", **VEE, dp=2, zero=1, model="gpt"),
         Case(name="split", tp=2, sequence=True, model="gpt", micro_batch=8),
         Case(name="stages", pp=2, tp=2, model="gpt"),
-    ),
+    )),
+    "experts": (Optimizer.ADAMW, (
+        Case(name="one", model="mixtral"),
+        Case(name="EP = DP", dp=4, ep=4, model="mixtral"),
+        Case(name="split", tp=2, dp=2, ep=2, expert_tp=2, zero=1, sequence=True, micro_batch=4,
+             model="mixtral"),
+        Case(name="CP, ZeRO-3", cp=2, ep=2, zero=3, micro_batch=4, model="mixtral"),
+        Case(name="mixed", tp=2, micro_batch=4, sequence=True, model="mixtral",
+             layers=of_two("tp 2", "zero 3", "tp 2", "zero 2", "zero 3, full", "tp 2")),
+    )),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", CHAINS)
-def test_a_run_that_moves_at_every_step_is_that_of_one_process(optimizer, tmp_path):
-    cases = CHAINS[optimizer]
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_run_that_moves_at_every_step_is_that_of_one_process(chain, tmp_path):
+    optimizer, cases = CHAINS[chain]
     alone = Case(name="alone", model=cases[0].model, micro_batch=8)
     whole = losses_of(alone, tmp_path / "alone", until=STEPS, optimizer=optimizer)
     moved = []

@@ -18,7 +18,7 @@ from executor.profiler import session as sessions
 from executor.profiler.held import Held
 from executor.profiler.journal import NO_ROOM
 from executor.profiler.layertimes import BACKWARD, FORWARD, STEP
-from executor.profiler.measuring import catalogue_name, measure_layers
+from executor.profiler.measuring import measure_layers
 from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import operator_points
 from executor.profiler.points import Point, Request, layer_labels, layer_points, model_facts
@@ -30,6 +30,7 @@ from planner.inputs import Inputs
 from planner.plan import plan_of
 from planner.profiled import with_profiles
 from profiles import load_calibration, load_cluster
+from profiles.devicename import catalogue_device
 from profiles.errors import InputError
 from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
 from profiles.measuredfile import profile_text
@@ -248,7 +249,7 @@ def test_an_error_of_ours_is_no_shortage(monkeypatch):
     ],
 )
 def test_devices_are_found_by_what_they_call_themselves(hardware, memory, name):
-    assert catalogue_name(hardware, memory) == name
+    assert catalogue_device(hardware, memory) == name
 
 
 def test_operators_of_a_cpu_are_short():

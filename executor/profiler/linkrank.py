@@ -1,0 +1,211 @@
+"""One rank of a session that measures links.
+
+All ranks take the same points in the same order; rank 0 decides what comes next, keeps the journal
+and looks at the clock. A sample is the time of the slowest rank, since a step waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.distributed as dist
+
+from executor.profiler.linkcalls import call_of, start_of
+from executor.profiler.linksession import (
+    ALONE,
+    BOTH,
+    COMPUTE,
+    FEW,
+    FEWEST,
+    LONG_S,
+    MOST,
+    task_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from executor.profiler.journal import Journal
+    from executor.profiler.linkpoints import LinkPoint, RankGroups
+    from executor.profiler.linksession import LinkSession
+
+__all__ = ["LinkRank"]
+
+WARM_UP: Final = 2
+ENOUGH_S: Final = 0.25  # of sampling
+SAMPLE_S: Final = 3e-3  # what a sample lasts at least: short messages go several times
+MOST_REPEATS: Final = 50
+MATRIX: Final = {"cpu": 256, "cuda": 4096}  # of the compute beside which a collective runs
+COPIES: Final = 4  # of a message that a rank may hold meanwhile
+SHARE: Final = 0.5  # of free memory
+STOP: Final = -1
+KIB: Final = 1024
+
+
+class LinkRank:
+    """One rank of the session."""
+
+    def __init__(self, session: LinkSession) -> None:
+        """Join the others, and the groups that are measured."""
+        self.session = session
+        if session.device == "cuda":
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+            torch.set_num_threads(1)
+        dist.init_process_group(session.backend)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.control = dist.new_group(backend="gloo")  # beside what is measured
+        self.own = {
+            kind: self._group_of(kind)
+            for kind in dict.fromkeys(point.groups for point in session.points)
+        }
+
+    def _group_of(self, kind: RankGroups) -> tuple[dist.ProcessGroup, list[int]]:
+        """The group of this rank; every rank makes all, in the same order."""
+        mine: tuple[dist.ProcessGroup, list[int]] | None = None
+        for ranks in kind.rows(self.world):
+            group = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = group, ranks
+        assert mine is not None
+        return mine
+
+    def run(self) -> None:
+        """Every point that rank 0 asks for."""
+        journal = self.session.journal() if self.rank == 0 else None
+        if journal is not None:
+            self.session.writer.write_text(socket.gethostname(), encoding="utf-8")
+        wanted = self.wanted(journal) if journal else iter(())
+        free = self._least(_free_bytes(self.device))
+        while (number := self._agreed(next(wanted, STOP))) != STOP:
+            task = self.session.tasks[number]
+            samples = None
+            if COPIES * task.point.num_bytes < SHARE * free:
+                samples = self._samples(task.point)
+            if journal is not None:
+                journal.add(task_key(task), self.session.figure(task, samples))
+        dist.destroy_process_group()
+
+    def wanted(self, journal: Journal) -> Iterator[int]:
+        """Numbers of the session's tasks; those that would not end in time are left out."""
+        until_s = time.monotonic() + (self.session.budget_s or float("inf"))
+        lasted: dict[object, tuple[int, float]] = {}  # the largest message so far, its seconds
+        for number, task in enumerate(self.session.tasks):
+            if task_key(task) in journal.found:
+                continue
+            point = task.point
+            kind = (point.operation, point.groups, point.overlap)
+            size, seconds = lasted.get(kind, (point.num_bytes, 0.0))
+            now_s = time.monotonic()
+            if now_s + seconds * max(1.0, point.num_bytes / size) > until_s:
+                continue
+            yield number
+            if point.num_bytes >= size:
+                lasted[kind] = point.num_bytes, time.monotonic() - now_s
+
+    def _agreed(self, number: int) -> int:
+        """What rank 0 says."""
+        said = torch.tensor([number])
+        dist.broadcast(said, 0, group=self.control)
+        return int(said)
+
+    def _least(self, value: float) -> float:
+        own = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(own, dist.ReduceOp.MIN, group=self.control)
+        return float(own)
+
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        """Each sample as the slowest rank saw it."""
+        own = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.control)
+        found: list[float] = own.tolist()
+        return found
+
+    def _samples(self, point: LinkPoint) -> dict[str, list[float]]:
+        """Samples in seconds, by what ran."""
+        group, ranks = self.own[point.groups]
+        call = call_of(point, group, ranks, self.device)
+        alone = self._timed(call)
+        if not point.overlap:
+            return {ALONE: alone}
+        compute = self._compute(min(alone))
+        start = start_of(point, group, self.device)
+
+        def both() -> None:
+            work = start()
+            compute()
+            work.wait()
+
+        return {
+            ALONE: alone,
+            COMPUTE: self._timed(compute),
+            BOTH: self._timed(both),
+        }
+
+    def _compute(self, wanted_s: float) -> Callable[[], None]:
+        """Products of matrices that take about ``wanted_s``."""
+        size = MATRIX[self.device.type]
+        x, y = (torch.ones(size, size, device=self.device) for _ in range(2))
+        out = torch.empty_like(x)
+        once_s = min(self._timed(lambda: torch.matmul(x, y, out=out)))
+        times = max(1, round(wanted_s / once_s))
+
+        def compute() -> None:
+            for _ in range(times):
+                torch.matmul(x, y, out=out)
+
+        return compute
+
+    def _timed(self, call: Callable[[], object]) -> list[float]:
+        """Samples of a call, all ranks starting together."""
+        for _ in range(WARM_UP):
+            once_s = self._slowest([self._elapsed(call, 1)])[0]
+        repeats = min(MOST_REPEATS, max(1, ceil(SAMPLE_S / max(once_s, 1e-9))))
+        count = min(MOST, max(FEWEST, int(ENOUGH_S / (repeats * once_s))))
+        if once_s > LONG_S:
+            count = FEW
+        own = []
+        for _ in range(count):
+            dist.barrier(group=self.control)
+            own.append(self._elapsed(call, repeats) / repeats)
+        return self._slowest(own)
+
+    def _elapsed(self, call: Callable[[], object], repeats: int) -> float:
+        """Seconds of ``repeats`` calls; on a GPU between events of its stream."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            for _ in range(repeats):
+                call()
+            last.record()
+            torch.cuda.synchronize()
+            return float(first.elapsed_time(last)) * 1e-3
+        began_s = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return time.perf_counter() - began_s
+
+
+def _free_bytes(device: torch.device) -> float:
+    """Memory that is free for this rank: of its GPU, or its share of the machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    return _available_bytes() / int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def _available_bytes() -> float:
+    """What Linux says it can give; elsewhere all of the machine's memory."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("MemAvail")) * KIB
+    except (OSError, StopIteration):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
