@@ -45,8 +45,8 @@ SOME = Recompute(RecomputeKind.SELECTIVE, ("core_attn", "layernorm", "mlp"))
 
 @dataclass(frozen=True, kw_only=True)
 class DryCase:
-    """A layout of a model of the catalogue, and which stage's first rank is run. ``tail``: tp of the
-    second half of the layers, where it is another.
+    """A layout of a model of the catalogue, and which stage's first rank is run. ``tail``: tp of
+    the second half of the layers, where it is another.
     """
 
     model: str
