@@ -247,6 +247,9 @@ def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> 
         transient = 2 * scores * element
     else:
         saved.append(Saved("softmax statistics", 4 * shard.tokens * heads_local, "core_attn"))
+    if training.fsdp2 and shard.strategy.cp > 1:  # of which o_proj keeps one tensor
+        context = shard.tokens * heads_local * attention.value_head_dim * element
+        saved.append(Saved("context of either piece", context, "core_attn"))
     exchange = _key_value_exchange(key_value, shard)
     return Operator(
         name="core_attn",

@@ -39,9 +39,9 @@ WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 STEPS: Final = 2
 # Part by which the account may be off.
 TOLERANCES: Final = {
-    "parameters": 0.0,
-    "gradients": 0.0,
-    "optimizer": 0.0,
+    "parameters": 0.002,  # a weight with fewer rows than shards, a router's, is padded
+    "gradients": 0.002,
+    "optimizer": 0.002,
     "saved": 0.02,
     "peak": 0.03,
 }
@@ -179,12 +179,15 @@ def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Fig
         trainer = Trainer(
             job.model, layout, short, Recipe(), device=torch.device("cpu"), num_steps=STEPS
         )
-        rows = torch.empty((share, short.seq_len), dtype=torch.int64)
+        rows = [
+            torch.empty((sum(map(len, each)), short.seq_len), dtype=torch.int64)
+            for each in trainer.sequences
+        ]
         watch = _Watch(trainer, memory)
         for _ in range(STEPS):
             memory.peak = memory.live
             with TrafficLog(trainer.mesh.axes) as log:
-                trainer.totals(rows, rows)
+                trainer.totals(*rows)
             watch.after_passes()
             trainer.update()
         planned = planned_traffic(
@@ -243,9 +246,8 @@ class _Watch:
         """FSDP's parameters and their stage of ZeRO."""
         for part in self.trainer.parts:
             for unit, strategy in part.data_parallel.units:
-                group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - torch tells nobody
-                assert group is not None
-                yield from ((each, strategy.zero) for each in group.fsdp_params)
+                groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch tells nobody
+                yield from ((each, strategy.zero) for own in groups for each in own.fsdp_params)
 
     def _gathered(self) -> int:
         return sum(_storage(p.all_gather_outputs) for p, _ in self._units())
@@ -283,6 +285,6 @@ def _figures(traffic: Traffic) -> Figures:
 def _traffic(figures: Figures) -> Traffic:
     parts: dict[str, dict[tuple[str, str], int]] = {"count": {}, "bytes": {}}
     for name, value in figures.items():
-        part, kind, axis = name.split()
+        part, kind, axis = name.split(maxsplit=2)
         parts[part][kind, axis] = value
     return Traffic(parts["count"], parts["bytes"])

@@ -3,6 +3,7 @@
 Tensors are torch's FakeTensors; collectives end at once in its fake process group, whatever its
 size. What a GPU would do otherwise than the CPU that pretends is put right here: norms and
 attention run as its fused kernels, so that what they keep and what they allocate is theirs.
+Where tokens go to experts, which only values say, each expert gets the same number of them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor import strategies
 from executor.mesh import RankMesh
-from executor.models import block
+from executor.models import block, experts
+from executor.models.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +42,7 @@ REAL: Final = (  # they compute with ranks, or build on the meta device
     (strategies, "DataParallel"),
     (nn.Module, "to"),
     (RankMesh, "__init__"),
+    (Exchange, "__init__"),
     (DeviceMesh, "__getitem__"),
     (DeviceMesh, "_flatten"),
     (DeviceMesh, "_concatenate"),
@@ -56,6 +60,7 @@ def fake_rank(rank: int, num_ranks: int, *, on_gpu: bool) -> Iterator[None]:
             for owner, name in REAL:
                 stack.enter_context(patch.object(owner, name, _really(getattr(owner, name))))
             stack.enter_context(patch.object(strategies, "initialise"))
+            stack.enter_context(patch.object(experts, "_row_counts", _even_counts))
             stack.enter_context(patch.object(_PipelineSchedule, "_warmup_p2p", _know_shapes))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if on_gpu:
@@ -84,6 +89,15 @@ def _really(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _even_counts(chosen: Tensor, num_experts: int) -> Tensor:
+    """The same number of rows for each expert, as far as they divide; not fake, since shapes follow
+    from it.
+    """
+    with unset_fake_temporarily():
+        few, more = divmod(chosen.numel(), num_experts)
+        return few + (torch.arange(num_experts) < more).to(torch.int64)
+
+
 def _know_shapes(_schedule: Any, stages: list[Any], _has_backward: bool, _done: bool) -> None:  # noqa: FBT001
     """Stages were told all shapes; there is nobody to agree with."""
     for stage in stages:
@@ -98,10 +112,12 @@ def _rms_norm(x: Tensor, _shape: Any, weight: Tensor | None = None, _eps: Any = 
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool, **how: Any
 ) -> Tensor:
-    """Flash attention, which shares keys and values among heads; masks are not its business."""
-    if attn_mask is not None:
+    """Flash attention, which shares keys and values among heads; other masks than causal ones are
+    not its business.
+    """
+    if attn_mask is not None and not isinstance(attn_mask, CausalBias):
         return _ATTENTION(q, k, v, attn_mask=attn_mask, is_causal=is_causal, **how)
-    out: Tensor = FLASH(q, k, v, 0.0, is_causal)[0]
+    out: Tensor = FLASH(q, k, v, 0.0, is_causal or attn_mask is not None)[0]
     return out
 
 

@@ -83,7 +83,7 @@ def as_executed(training: TrainingSpec, layout: Layout) -> TrainingSpec:
         training,
         fused_kernels=False,
         fused_norms=True,
-        loss=LossKernel.SHARDED if layout.mesh.tp == 1 else LossKernel.FUSED,
+        loss=LossKernel.SHARDED if layout.ends[1].tp == 1 else LossKernel.FUSED,
         keeps_gathered=False,
         reduces_in_fp32=False,
         fsdp2=True,

@@ -39,8 +39,7 @@ def _memory(answer: dict[str, Any]) -> Table:
     for row in answer["memory"]:
         sizes = [f"{row[name] / GIB:.3f}" for name in ("dry_run_bytes", "estimate_bytes")]
         part = f"{100 * row['difference']:+.2f} %" if row["difference"] else "equal"
-        limit = f"{100 * row['tolerance']:.0f} %" if row["tolerance"] else "equal"
-        table.add_row(WORDS[row["kind"]], *sizes, part, limit)
+        table.add_row(WORDS[row["kind"]], *sizes, part, f"{100 * row['tolerance']:g} %")
     return table
 
 

@@ -255,12 +255,13 @@ class NativeBlock(SplitModule):
 
 @lru_cache(maxsize=8)
 def _rotary(
-    length: int, size: int, dtype: torch.dtype, device: torch.device
+    pieces: tuple[range, ...], size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angle of each position and pair: (length, size / 2)."""
+    """Cosine and sine of the angle of each position and pair: (positions, size / 2)."""
     wide = torch.float64 if device.type == "cpu" else torch.float32
     rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
-    angles = torch.arange(length, dtype=wide, device=device)[:, None] * rates
+    positions = [torch.arange(p.start, p.stop, dtype=wide, device=device) for p in pieces]
+    angles = torch.cat(positions)[:, None] * rates
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -275,7 +276,8 @@ def _rotated(x: Tensor, context: ContextGroup) -> Tensor:
 
     ``x``: (batch, sequence, heads, head_dim).
     """
-    tables = _rotary(x.shape[1] * context.size, x.shape[3], x.dtype, x.device)
-    cos, sin = (context.own(table, 0)[:, None] for table in tables)
+    length = x.shape[1] // len(context.pieces)
+    pieces = tuple(range(n * length, (n + 1) * length) for n in context.pieces)
+    cos, sin = (table[:, None] for table in _rotary(pieces, x.shape[3], x.dtype, x.device))
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

@@ -90,7 +90,7 @@ class Exchange:
             return rows
         ranks = 1 if self.group.splitting is None else self.group.splitting.size()
         whole = rows.new_zeros((ranks * self.longest, rows.shape[1]))
-        rows = whole.index_copy(0, self.regroup, rows)
+        rows = whole.index_put((self.regroup,), rows)  # which, unlike index_copy, keeps no rows
         if self.group.splitting is not None:
             rows = _applied(_Scatter, rows, sum(self.received), self.group.splitting)
         if self.group.exchanging is not None:

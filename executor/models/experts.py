@@ -56,8 +56,7 @@ class NativeExperts(SplitModule):
         ``chosen``, ``weights``: (tokens, top_k). ``spare``: keep less, see ``_computed``.
         """
         order = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=self.spec.num_experts)
-        exchange = Exchange(self.group, counts)
+        exchange = Exchange(self.group, _row_counts(chosen, self.spec.num_experts))
         rows = exchange.there(x[order // self.spec.top_k])
         weight = exchange.there(weights.flatten()[order][:, None])
         made = exchange.back(self._computed(rows, weight, exchange.loads, spare=spare))
@@ -92,6 +91,11 @@ class NativeExperts(SplitModule):
         weight = self.own(name)
         assert weight is not None
         return weight.unbind(1)
+
+
+def _row_counts(chosen: Tensor, num_experts: int) -> Tensor:
+    """How many of the rows go to each expert."""
+    return chosen.flatten().bincount(minlength=num_experts)
 
 
 def _activated(*inner: Tensor, weight: Tensor) -> Tensor:

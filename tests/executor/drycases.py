@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
+from costmodel.layout import (
+    NO_RECOMPUTE,
+    Chunk,
+    LayerSpan,
+    Layout,
+    Mesh,
+    Recompute,
+    RecomputeKind,
+    Strategy,
+)
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
 from planner.inputs import load_inputs
@@ -20,9 +29,11 @@ this page.
 
 Each line is a plan on H100s in bf16 with fp32 gradients and AdamW. `parplan launch PLAN --dry-run`
 ran the rank that is named without its memory, with few layers and micro-batches from which the
-whole follows; `estimate` is the cost model's account of the native executor. Of every line the
-weights, the gradients and the optimizer's states are equal to the byte, and so are the kinds, the
-number and the bytes of the collectives that ran and those that the plan means. Sizes are GiB.
+whole follows; `estimate` is the cost model's account of the native executor. Of every line without
+experts the weights, the gradients and the optimizer's states are equal to the byte; with experts to
+0.2 %, since FSDP pads a router that has fewer rows than shards. Of every line the kinds, the number
+and the bytes of the collectives that ran are those that the plan means. Each expert is taken to get
+as many tokens as any other. Sizes are GiB.
 
 | model | layout | rank | states | activations of a micro-batch: dry run | estimate | | peak: dry run | estimate | | collectives |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -34,14 +45,19 @@ SOME = Recompute(RecomputeKind.SELECTIVE, ("core_attn", "layernorm", "mlp"))
 
 @dataclass(frozen=True, kw_only=True)
 class DryCase:
-    """A layout of a model of the catalogue, and which stage's first rank is run."""
+    """A layout of a model of the catalogue, and which stage's first rank is run. ``tail``: tp of
+    the second half of the layers, where it is another.
+    """
 
     model: str
     tp: int = 1
     dp: int = 1
     pp: int = 1
+    cp: int = 1
+    ep: int = 1
     zero: int = 0
     sequence: bool = False
+    tail: int = 0
     schedule: str = "1f1b"
     chunks: int = 1
     micro_batch: int = 1
@@ -52,8 +68,9 @@ class DryCase:
 
     @property
     def name(self) -> str:
-        sizes = {"tp": self.tp, "dp": self.dp, "pp": self.pp}
+        sizes = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "dp": self.dp, "pp": self.pp}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [f"second half tp {self.tail}"] * (self.tail > 0)
         words += ["SP"] * self.sequence + [f"ZeRO-{self.zero}"] * (self.dp > 1)
         words += [self.schedule] * (self.pp > 1)
         kind = self.recompute.kind
@@ -75,26 +92,42 @@ class DryCase:
 
     def _layout(self, model: Any) -> Layout:
         strategy = Strategy(
-            tp=self.tp, dp=self.dp, zero=self.zero, shard_group=self.dp if self.zero else 1,
-            sequence_parallel=self.sequence,
+            tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp, zero=self.zero,
+            shard_group=self.dp * self.cp if self.zero else 1, sequence_parallel=self.sequence,
         )  # fmt: skip
         path, *_ = SCHEDULES[self.schedule].paths(Shape(self.pp, self.chunks, self.count))
         sizes = list(even_cut(model.num_blocks, self.pp * self.chunks))
         return Layout(
-            mesh=Mesh(tp=self.tp, dp=self.dp, pp=self.pp),
+            mesh=Mesh(tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp, pp=self.pp),
             schedule=self.schedule,
             num_chunks=self.chunks,
             micro_batch=self.micro_batch,
             num_microbatches=self.count,
-            chunks=tuple(placed_chunks(model, sizes, path, strategy, (self.recompute, None))),
+            chunks=tuple(
+                self._mixed(chunk)
+                for chunk in placed_chunks(model, sizes, path, strategy, (self.recompute, None))
+            ),
         )
+
+    def _mixed(self, chunk: Chunk) -> Chunk:
+        if not self.tail:
+            return chunk
+        (span,) = chunk.spans
+        middle, own = (span.first + span.stop) // 2, span.strategy
+        dp = own.dp * own.tp // self.tail
+        other = replace(
+            own, tp=self.tail, dp=dp, shard_group=dp * own.cp if own.zero else 1,
+            sequence_parallel=own.sequence_parallel and self.tail > 1,
+        )  # fmt: skip
+        spans = (replace(span, stop=middle), LayerSpan(middle, span.stop, other))
+        return replace(chunk, spans=spans)
 
     @property
     def rank(self) -> int:
         return self.plan.layout.mesh.first_rank(self.stage)
 
 
-LLAMA, LARGE, QWEN = "llama3-8b", "llama3-70b", "qwen3-0.6b"
+LLAMA, LARGE, QWEN, MIXTRAL = "llama3-8b", "llama3-70b", "qwen3-0.6b", "mixtral-8x7b"
 DRY_CASES = (
     DryCase(model="gpt2", dp=8, micro_batch=4, seq_len=1024),
     DryCase(model=QWEN, dp=8, zero=1),
@@ -112,6 +145,9 @@ DRY_CASES = (
         model=LARGE, tp=8, dp=32, pp=4, zero=1, sequence=True, seq_len=8192, count=32,
         recompute=FULL, stage=3,
     ),
+    DryCase(model=LLAMA, tp=2, dp=32, zero=1, sequence=True, tail=1, micro_batch=2),
+    DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192),
+    DryCase(model=MIXTRAL, tp=2, ep=8, dp=32, zero=1, sequence=True),
 )  # fmt: skip
 
 
