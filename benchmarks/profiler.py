@@ -146,6 +146,17 @@ def session_of(model: ModelSpec, journal: Path | None, rounds: int) -> Session:
     return Session(plan, journal)
 
 
+def differences(model: ModelSpec, rounds: int) -> list[float]:
+    """By which part the times of two profiles of a model differ, one made after the other."""
+    found = []
+    for _ in range(2):
+        session = session_of(model, None, rounds)
+        session.run(tell=lambda *_: None, should_stop=lambda: False)
+        rows = session.profile("here").layer_times
+        found.append([seconds for row in rows for seconds in (row.forward_s, row.backward_s)])
+    return [abs(a / b - 1) for a, b in zip(*found, strict=True) if a and b]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smaller model, two turns")
@@ -193,6 +204,8 @@ def main() -> None:
                 )
     sizes = sorted(abs(error) for error in errors)
     print(f"median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}")
+    apart = differences(llama(WIDTHS[0]), turns)
+    print(f"two profiles: median {statistics.median(apart):.1%} apart, worst {max(apart):.1%}")
 
 
 if __name__ == "__main__":
