@@ -89,10 +89,7 @@ class CountingStages:
 
     def time_ns(self, stage: int, first: int, stop: int) -> int | None:
         """Least time of layers ``first`` .. ``stop - 1`` on ``stage``."""
-        key = self._key(stage, first, stop)
-        if key not in self._answers:
-            self._answers[key] = self._solve(*key)
-        answer = self._answers[key]
+        answer = self._answer(stage, first, stop)
         return None if answer is None else answer.time + self.problem.stage_ns[stage]
 
     def least_ns(self, stage: int, first: int, stop: int) -> float:
@@ -101,10 +98,16 @@ class CountingStages:
 
     def strategies(self, stage: int, first: int, stop: int) -> tuple[int, ...]:
         """Strategies of that answer; equal layers in order of strategy number."""
-        answer = self._answers[self._key(stage, first, stop)]
+        answer = self._answer(stage, first, stop)
         assert answer is not None
         pools = {c: iter(own) for c, own in answer.strategies().items()}
         return tuple(next(pools[c]) for c in self.problem.chain[first:stop])
+
+    def _answer(self, stage: int, first: int, stop: int) -> Answer | None:
+        key = self._key(stage, first, stop)
+        if key not in self._answers:
+            self._answers[key] = self._solve(*key)
+        return self._answers[key]
 
     def _key(self, stage: int, first: int, stop: int) -> Key:
         """What decides a stage's answer."""
