@@ -85,14 +85,16 @@ def killed(folder: Path, *, kills: int, seed: int) -> Kills:
     found, chance, log, shelf = Kills(), random.Random(seed), folder / "log", Shelf(folder)
     log.touch()
     for _ in range(kills):
-        expected = max(shelf.steps, default=0)
+        before = shelf.steps[:1]
+        expected = max(before, default=0)
         seen = log.stat().st_size
         children = start_ranks(2, lambda rank: _train_forever(rank, folder, log))
-        if chance.random() < 0.8:  # else it may be while it starts
-            until = time.monotonic() + LIMIT_S
-            while log.read_bytes()[seen:].count(b"\n") < 2:
-                assert time.monotonic() < until, "no step was done"
-                time.sleep(0.002)
+        steps = 2 if chance.random() < 0.8 else 0  # none: it may be while it starts
+        saved = bool(steps) and chance.random() < 0.5  # else it may be before the first is whole
+        until = time.monotonic() + LIMIT_S
+        while log.read_bytes()[seen:].count(b"\n") < steps or (saved and shelf.steps[:1] == before):
+            assert time.monotonic() < until, "no step was done, or none saved"
+            time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.6))
         victims = list(children.values())
         if chance.random() < 0.5:
