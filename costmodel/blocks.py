@@ -1,5 +1,5 @@
-"""The operators of a transformer block: attention (plain, grouped, latent), dense feed-forward,
-experts.
+"""The operators of a transformer block: norms, attention (plain, grouped, latent, cross), and its
+feed-forward (``feedforwards``).
 
 Widths with a ``_local`` in their name are per rank. Saved tensors carry the recompute module that
 would free them: ``layernorm`` drops the normalised inputs of the GEMMs, ``core_attn`` what lies
@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, stream_operator
+from costmodel.feedforwards import expert_operators, feed_forward_operators
+from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, normalised, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
 from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from costmodel.operators import TensorParallelWork
-    from profiles.layers import Attention, Block, CrossAttention, FeedForward, LatentAttention
+    from profiles.layers import Attention, Block, CrossAttention, LatentAttention
 
 __all__ = ["Part", "block_operators", "block_parts"]
 
@@ -36,9 +37,6 @@ EAGER_SOFTMAX_PASSES = 4
 # its operators one by one: to fp32, scale, a new mask (3), softmax, back (its fused_softmax.py).
 FUSED_SOFTMAX_MULTIPLE = 4
 UNFUSED_SOFTMAX_PASSES = 7
-ROUTING_KERNELS = (
-    12  # top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router)
-)
 
 
 class Part(NamedTuple):
@@ -75,7 +73,7 @@ def block_parts(block: Block, shard: Shard) -> list[Part]:
     routed = Part(
         (layer, block.hidden, shard.sp_tokens, shard.kept_tokens, *ways),
         (Group.EP, Group.EXPERT_TP),
-        lambda: _experts(layer, block.hidden, shard),
+        lambda: expert_operators(layer, block.hidden, shard),
     )
     return [before, routed, behind]
 
@@ -98,9 +96,11 @@ def _behind(block: Block, shard: Shard) -> list[Operator]:
     operators = []
     if not isinstance(layer, ExpertFeedForward):
         enter = NO_WORK if block.parallel else shard.enter_tp(hidden)
-        operators += _feed_forward("mlp", layer, hidden, shard, enter)
+        operators += feed_forward_operators("mlp", layer, hidden, shard, enter)
     elif layer.shared is not None:
-        operators += _feed_forward("shared", layer.shared, hidden, shard, shard.enter_tp(hidden))
+        operators += feed_forward_operators(
+            "shared", layer.shared, hidden, shard, shard.enter_tp(hidden)
+        )
     operators.append(_residual("feed_forward", block, shard))
     if block.num_norms > 2:  # noqa: PLR2004 - norms after both sublayers as well
         operators += [*_norm("after_attention", block, shard), *_norm("after_mlp", block, shard)]
@@ -164,14 +164,10 @@ def _projections(
         gemm(
             "qkv_proj",
             (shard.tokens, width, hidden),
-            saved=(_normalised("qkv_proj", hidden, shard),),
+            saved=(normalised("qkv_proj", hidden, shard),),
             enter=shard.enter_tp(hidden),
         )
     ]
-
-
-def _normalised(name: str, width: int, shard: Shard) -> Saved:
-    return Saved(f"{name} input", shard.kept_tokens * width * shard.element, "layernorm")
 
 
 def _latent_projections(
@@ -189,7 +185,7 @@ def _latent_projections(
         gemm(
             "latent_down",
             (shard.sp_tokens, down, block.hidden),
-            saved=(_normalised("latent_down", block.hidden, shard),),
+            saved=(normalised("latent_down", block.hidden, shard),),
         ),
         stream_operator("latent_norm", shard.sp_tokens * down, shard, saved=(latents,)),
     ]
@@ -297,7 +293,7 @@ def _cross(block: Block, cross: CrossAttention, shard: Shard) -> list[Operator]:
         gemm(
             "cross_q_proj",
             (shard.tokens, queries, hidden),
-            saved=(_normalised("cross_q_proj", hidden, shard),),
+            saved=(normalised("cross_q_proj", hidden, shard),),
             enter=shard.enter_tp(hidden),
         ),
         gemm(
@@ -367,114 +363,3 @@ def _key_value_exchange(key_value: int, shard: Shard) -> tuple[Collective, ...]:
         return ()
     size = shard.tokens * key_value * shard.element
     return (Collective(CollectiveKind.RING_EXCHANGE, Group.CP, size),)
-
-
-def _feed_forward(
-    name: str, layer: FeedForward, hidden: int, shard: Shard, enter: TensorParallelWork
-) -> list[Operator]:
-    tokens, element = shard.tokens, shard.element
-    inner = -(-layer.ffn_hidden // shard.tp)
-    up = inner * (2 if layer.gated else 1)
-    kept = [Saved(f"{name} activation input", tokens * up * element, "mlp")]
-    if layer.gated and not shard.training.fused_kernels:
-        kept.append(Saved(f"{name} gate activation", tokens * inner * element, "mlp"))
-    activation = stream_operator(
-        f"{name}_activation",
-        tokens * inner,
-        shard,
-        module="mlp",
-        reads=2 if layer.gated else 1,
-        saved=tuple(kept),
-        passes=2 if layer.gated and not shard.training.fused_kernels else 1,
-    )
-    gradients = tokens * up * element if shard.training.fsdp2 else 0
-    return [
-        gemm(
-            f"{name}_up",
-            (tokens, up, hidden),
-            module="mlp",
-            saved=(_normalised(f"{name}_up", hidden, shard),),
-            enter=enter,
-        ),
-        replace(activation, transient_bytes=gradients),
-        gemm(
-            f"{name}_down",
-            (tokens, hidden, inner),
-            module="mlp",
-            saved=(Saved(f"{name}_down input", tokens * inner * element, "mlp"),),
-            leave=shard.leave_tp(hidden),
-        ),
-    ]
-
-
-def _experts(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
-    """Router, dispatch, experts, combine.
-
-    A rank sends top_k copies of its tokens and, on average, receives as many; with expert tensor
-    parallelism the group gathers them. Routing weights are applied before the second GEMM.
-    """
-    strategy, element, tokens = shard.strategy, shard.element, shard.sp_tokens
-    routed = tokens * layer.top_k
-    received = routed * strategy.expert_tp
-    local = -(-layer.num_experts // strategy.ep)
-    rows = max(1, received // local)
-    inner = -(-layer.expert_hidden // strategy.expert_tp)
-    up = inner * (2 if layer.gated else 1)
-    to_experts, from_experts = _exchange(routed * hidden * element, layer.top_k, shard)
-    kept = Saved("experts activation input", received * up * element)
-    return [
-        gemm(
-            "router",
-            (tokens, layer.num_experts, hidden),
-            block=False,
-            saved=(
-                _normalised("router", hidden, shard),
-                Saved("router probabilities", 4 * tokens * layer.num_experts),
-            ),
-        ),
-        stream_operator("routing", tokens * layer.num_experts, shard, passes=ROUTING_KERNELS),
-        stream_operator("permute", routed * hidden, shard),
-        Operator(name="dispatch", forward=to_experts, backward_input=from_experts),
-        gemm(
-            "experts_up",
-            (rows, up, hidden),
-            groups=local,
-            module="experts",
-            saved=(Saved("experts_up input", received * hidden * element),),
-        ),
-        stream_operator(
-            "experts_activation",
-            received * inner,
-            shard,
-            module="moe_act",
-            reads=2 if layer.gated else 1,
-            saved=(kept,),
-        ),
-        gemm(
-            "experts_down",
-            (rows, hidden, inner),
-            groups=local,
-            module="experts",
-            saved=(Saved("experts_down input", received * inner * element, "moe_act"),),
-        ),
-        Operator(name="combine", forward=from_experts, backward_input=to_experts),
-        stream_operator("unpermute", routed * hidden, shard),
-    ]
-
-
-def _exchange(
-    size: int, copies: int, shard: Shard
-) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-    """Collectives to the experts and back for ``size`` bytes of routed tokens on this rank."""
-    strategy = shard.strategy
-    there: list[Collective] = []
-    back: list[Collective] = []
-    if strategy.ep > 1:
-        exchange = Collective(CollectiveKind.ALL_TO_ALL, Group.EP, size, copies)
-        there.append(exchange)
-        back.append(exchange)
-    if strategy.expert_tp > 1:
-        whole = size * strategy.expert_tp
-        there.append(Collective(CollectiveKind.ALL_GATHER, Group.EXPERT_TP, whole))
-        back.insert(0, Collective(CollectiveKind.REDUCE_SCATTER, Group.EXPERT_TP, whole))
-    return tuple(there), tuple(back)

@@ -24,6 +24,7 @@ __all__ = [
     "Shard",
     "TensorParallelWork",
     "gemm",
+    "normalised",
     "padded_vocab",
     "stream_operator",
 ]
@@ -205,3 +206,8 @@ def stream_operator(
         backward_input=(Stream(size * (2 * reads + writes), passes),),
         saved=saved,
     )
+
+
+def normalised(name: str, width: int, shard: Shard) -> Saved:
+    """The input of the GEMM ``name``, behind a norm that can be computed again."""
+    return Saved(f"{name} input", shard.kept_tokens * width * shard.element, "layernorm")

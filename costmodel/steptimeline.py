@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costmodel.estimate import saved_bytes
 from costmodel.occupancy import Sizes, held_over_time
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import PassTimes
+from costmodel.stagecost import saved_bytes
 from costmodel.timeline import Traffic, play
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class _DigestedFiles(FileSystem):
         try:
             yield file
             file.close()
-        except Exception:
+        except (OSError, RuntimeError):  # torch's C++ makes the one the other
             if file.error is not None:
                 raise file.error from None
             raise

@@ -148,7 +148,8 @@ def dry_run(plan: Plan, where: str, *, rank: int = 0) -> DryRun:
 
 def _account(plan: Plan, stage: int) -> dict[str, int]:
     """The cost model's."""
-    from costmodel.estimate import LayoutCost, held_bytes  # noqa: PLC0415 - imports numpy, slowly
+    from costmodel.estimate import LayoutCost  # noqa: PLC0415 - imports numpy, slowly
+    from costmodel.stagecost import held_bytes  # noqa: PLC0415 - as above
 
     own = replace(
         plan.inputs,

@@ -16,7 +16,8 @@ from profiles.errors import InfeasibleError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from costmodel.estimate import MemoryBytes, StepSplit
+    from costmodel.estimate import MemoryBytes
+    from costmodel.stagecost import StepSplit
     from planner.plan import Difference, Plan
     from planner.search import Finalist
     from planner.sensitivity import Lever, Shift

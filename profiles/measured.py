@@ -131,8 +131,8 @@ class LayerTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoRoom:
-    """A layer that a device had no memory for: a fact as good as a time."""
+class LayerShard:
+    """One layer's shard on one rank of a device, over ``batch`` samples."""
 
     device: str
     model: str
@@ -142,6 +142,11 @@ class NoRoom:
     seq_len: tuple[int, ...]
     precision: str
     sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom(LayerShard):
+    """A layer that a device had no memory for: a fact as good as a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,19 +167,11 @@ class OperatorTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerHeld:
+class LayerHeld(LayerShard):
     """Bytes that one layer holds on one rank: ``saved_bytes`` from forward to backward,
     ``transient_bytes`` more at its peak, ``state_bytes`` of parameters, gradients and optimizer.
     """
 
-    device: str
-    model: str
-    layer: str
-    tp: int = 1
-    batch: int
-    seq_len: tuple[int, ...]
-    precision: str
-    sequence_parallel: bool = False
     recompute: str = "none"
     saved_bytes: int
     transient_bytes: int

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from published import RECOMPUTES, even_chunks, runs
 
 from costmodel.context import CostContext
-from costmodel.estimate import Estimate, StepSplit, estimate
+from costmodel.estimate import Estimate, estimate
 from costmodel.layout import Axis, Chunk, Layout, Mesh, Strategy
 from costmodel.schedules import SCHEDULES, Shape
+from costmodel.stagecost import StepSplit
 from profiles import load_calibration, load_cluster, load_model
 from profiles.cluster import ClusterSpec, NodeGroup
 from profiles.layers import Block, ExpertFeedForward

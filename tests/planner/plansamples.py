@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 from hypothesis import strategies as st
 
-from costmodel.estimate import Estimate, MemoryBytes, StageEstimate, StepSplit
+from costmodel.estimate import Estimate, MemoryBytes, StageEstimate
 from costmodel.layout import (
     Axis,
     Chunk,
@@ -18,6 +18,7 @@ from costmodel.layout import (
     RecomputeKind,
     Strategy,
 )
+from costmodel.stagecost import StepSplit
 from planner import Plan, Restrictions, load_inputs
 from planner.plan import SearchFacts
 
