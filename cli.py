@@ -216,20 +216,39 @@ def _option(flag: Flag) -> Decorator:
     return click.option(name, multiple=flag.kind is Kind.MANY, **how)
 
 
-def _with(*flags: Flag) -> Decorator:
-    """Options of flags as one decorator, in this order in the help."""
+def _all(*options: Decorator) -> Decorator:
+    """Several options as one decorator, in this order in the help."""
 
     def decorate(command: Command) -> Command:
-        for flag in reversed(flags):
-            command = _option(flag)(command)
+        for option in reversed(options):
+            command = option(command)
         return command
 
     return decorate
 
 
+def _with(*flags: Flag) -> Decorator:
+    return _all(*map(_option, flags))
+
+
 def _format(*formats: str) -> Decorator:
     kind = click.Choice(["text", "json", *formats])
     return click.option("--format", "form", type=kind, default="text", show_default=True)
+
+
+_force_option: Final = click.option("--force", is_flag=True, help="Overwrite FILE.")
+_page_option: Final = _all(
+    click.option("--html", metavar="FILE", help="Write a page that opens offline as well."),
+    _force_option,
+)
+
+
+def _output_option(what: str) -> Decorator:
+    """Where text goes that is printed unless a file is named."""
+    help_text = f"The {what}; - prints it."
+    return _all(
+        click.option("-o", "--output", metavar="FILE", default="-", help=help_text), _force_option
+    )
 
 
 def _load_inputs(flags: dict[str, Any]) -> Inputs:
@@ -247,8 +266,7 @@ def _load_inputs(flags: dict[str, Any]) -> Inputs:
         open_ended=flags.get("smallest", False),
     )
     inputs = planner.with_profiles(inputs, flags["profile"])
-    for note in inputs.notes:
-        click.echo(f"note: {note}", err=True)
+    _tell(*inputs.notes)
     return inputs
 
 
@@ -285,19 +303,39 @@ def _asked(flags: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
 
 
 def _print(report: Any) -> None:
-
     reports.print_report(report)
 
 
 def _print_json(answer: Any) -> None:
-
     click.echo(reports.json_text(answer))
 
 
-def _page_option(command: Command) -> Command:
-    return click.option("--html", metavar="FILE", help="Write a page that opens offline as well.")(
-        command
-    )
+def _show(form: str, answer: Callable[..., Any], report: Callable[..., Any], *found: Any) -> None:
+    """What was found, as JSON for programs or as text for people."""
+    if form == "json":
+        _print_json(answer(*found))
+    else:
+        _print(report(*found))
+
+
+def _tell(*notes: str) -> None:
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _check_output(output: str, *, force: bool) -> None:
+    """Say before anything is computed that a file stands in the way."""
+    if output != "-":
+        profiles.refuse_to_overwrite(output, force=force)
+
+
+def _save(text: str, output: str, *, force: bool) -> None:
+    """Into the file, or to stdout for ``-``."""
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        profiles.save_text(text, output, force=force)
+        click.echo(f"written: {output}", err=True)
 
 
 def _check_page(path: str | None, *, force: bool) -> None:
@@ -305,11 +343,6 @@ def _check_page(path: str | None, *, force: bool) -> None:
     if path is not None:
         reports.require_pages()
         profiles.refuse_to_overwrite(path, force=force)
-
-
-def _save_page(path: str, text: str, *, force: bool) -> None:
-    profiles.save_text(text, path, force=force)
-    click.echo(f"written: {path}", err=True)
 
 
 @main.command()
@@ -359,7 +392,6 @@ def _save_page(path: str, text: str, *, force: bool) -> None:
 @click.option("--target", metavar="FILE", help="Epochs by global batch, for time-to-target.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan file; - prints it.")
 @_page_option
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
 def plan(ctx: click.Context, /, **flags: Any) -> None:
@@ -405,7 +437,7 @@ def _show_planned(planned: Planned, also: _Also, cpu_s: float, flags: dict[str, 
         _print([*also.before, *reports.plan_report(planned), *also.after])
     if flags["html"] is not None:
         page = reports.plan_page(answer, (planned.plan, *planned.runners_up))
-        _save_page(flags["html"], page, force=flags["force"])
+        _save(page, flags["html"], force=flags["force"])
     if output not in (None, "-"):
         click.echo(f"written: {output}", err=True)
 
@@ -457,7 +489,6 @@ def _found(
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @_with(*INPUT_FLAGS, *LAYOUT_FLAGS)
 @_page_option
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format("yaml")
 @click.pass_context
 def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
@@ -477,7 +508,7 @@ def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None
         _print(reports.estimate_report(made))
     if flags["html"] is not None:
         page = reports.plan_page(answer, (made,))
-        _save_page(flags["html"], page, force=flags["force"])
+        _save(page, flags["html"], force=flags["force"])
     ctx.exit(int(ExitCode.YES if made.estimate.fits else ExitCode.NO))
 
 
@@ -526,10 +557,7 @@ def explain(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
             )
             explanation = planner.explain_plan(planned.plan, planned.runners_up)
         stopped = should_stop()
-    if flags["form"] == "json":
-        _print_json(reports.explain_answer(explanation))
-    else:
-        _print(reports.explain_report(explanation))
+    _show(flags["form"], reports.explain_answer, reports.explain_report, explanation)
     if stopped:
         click.echo("interrupted: better ones may exist", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
@@ -541,10 +569,7 @@ def explain(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 def describe(reference: str, form: str) -> None:
     """Say what was understood of a model or a cluster: a name, a shorthand or a path."""
     facts = reports.facts_of(profiles.load_model_or_cluster(reference, where="parplan describe"))
-    if form == "json":
-        _print_json(facts)
-    else:
-        _print(reports.facts_report(facts))
+    _show(form, dict, reports.facts_report, facts)
 
 
 @main.command("import-cluster")
@@ -553,8 +578,7 @@ def describe(reference: str, form: str) -> None:
 @click.option("--nodes", "num_nodes", type=TYPES[Kind.COUNT], help="Such nodes; one by default.")
 @click.option("--nics", "num_nics", type=TYPES[Kind.COUNT], help="Network cards of a node.")
 @click.option("--nic-gb-per-s", type=float, help="GB/s of one of them: 400 Gb/s is 50.")
-@click.option("-o", "--output", metavar="FILE", default="-", help="The cluster YAML; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_output_option("cluster YAML")
 def import_cluster(file: str, output: str, *, force: bool, **told: Any) -> None:
     """Make a cluster YAML of a topology of nvidia-smi topo -m, NCCL, Slurm or ASTRA-sim."""
     _write_imported(output, force=force, read=lambda: profiles.read_topology(file, **told))
@@ -564,16 +588,10 @@ def _write_imported(
     output: str, *, force: bool, read: Callable[[], tuple[str, Sequence[str]]]
 ) -> None:
     """Write or print the text that was made, with its notes on stderr."""
-    if output != "-":
-        profiles.refuse_to_overwrite(output, force=force)
+    _check_output(output, force=force)
     text, notes = read()
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
-    if output == "-":
-        click.echo(text, nl=False)
-    else:
-        profiles.save_text(text, output, force=force)
-        click.echo(f"written: {output}", err=True)
+    _tell(*notes)
+    _save(text, output, force=force)
 
 
 @main.group(cls=Parplan)
@@ -588,11 +606,25 @@ def profile() -> None:
     help="galvatron: JSON of Hetu-Galvatron's profilers, files or their folder. nccl-tests: what "
     "all_reduce_perf and its like print.",
 )  # fmt: skip
-@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_output_option("profile YAML")
 def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: bool) -> None:
     """Make a profile YAML of what another tool measured."""
     _write_imported(output, force=force, read=lambda: profiles.import_profile(tool, paths))
+
+
+_measuring: Final = _all(
+    click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m."),
+    click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all."),
+    click.option("--date", metavar="TEXT", help="To be written into the profile."),
+    click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML."),
+    _force_option,
+)
+
+
+def _save_measured(text: str, output: str, *, force: bool) -> None:
+    """The profile, which takes the place of the journal that it was made of."""
+    _save(text, output, force=force)
+    Path(f"{output}.journal").unlink(missing_ok=True)
 
 
 @profile.command("layers")
@@ -609,13 +641,9 @@ def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: boo
 @click.option("--micro-batch", type=Counts(), default="1,2,4", show_default=True, help="As 1,2,4.")
 @click.option("--seq-len", type=Counts(), default="4096", show_default=True, help="As 2048,4096.")
 @_with(*(flag for flag in INPUT_FLAGS if flag.name in ("precision", "optimizer")))
-@click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m.")
-@click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
 @click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
-@click.option("--date", metavar="TEXT", help="To be written into the profile.")
-@click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_measuring
 @click.pass_context
 def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any) -> None:
     """Measure each distinct layer of MODEL on this machine, one shard at a time on one device.
@@ -627,14 +655,11 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
     profiles.refuse_to_overwrite(output, force=flags["force"])
     with reports.until_interrupt() as should_stop, reports.profile_progress() as tell:
         text, notes = measure_layers(model, output, flags, should_stop=should_stop, tell=tell)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
+    _tell(*notes)
     if should_stop.interrupted:
         click.echo(f"interrupted: {output}.journal has what is measured", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
-    profiles.save_text(text, output, force=flags["force"])
-    Path(f"{output}.journal").unlink(missing_ok=True)
-    click.echo(f"written: {output}", err=True)
+    _save_measured(text, output, force=flags["force"])
 
 
 @profile.command("links")
@@ -649,11 +674,7 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun.")
 @click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
 @click.option("--largest", type=Bytes(), default="1G", show_default=True, help="Message, as 64M.")
-@click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m.")
-@click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
-@click.option("--date", metavar="TEXT", help="To be written into the profile.")
-@click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_measuring
 def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
     """Measure collectives between the devices of CLUSTER, or of this machine, under torchrun.
 
@@ -668,18 +689,14 @@ def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
     if found is None:
         click.echo("measured: the node of rank 0 writes the file", err=True)
         return
-    for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+    _tell(*found.notes)
     _print(reports.links_report(found.profile))
-    profiles.save_text(found.text, output, force=flags["force"])
-    Path(f"{output}.journal").unlink(missing_ok=True)
-    click.echo(f"written: {output}", err=True)
+    _save_measured(found.text, output, force=flags["force"])
 
 
 @profile.command("merge")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE", default="-", help="The profile YAML; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_output_option("profile YAML")
 def merge_profiles(files: tuple[str, ...], output: str, *, force: bool) -> None:
     """Make one profile YAML of several, as of layers and of links."""
     _write_imported(output, force=force, read=lambda: (profiles.merged_text(files), ()))
@@ -691,10 +708,7 @@ def merge_profiles(files: tuple[str, ...], output: str, *, force: bool) -> None:
 def catalog(shelf: Any, form: str) -> None:
     """List what is known by name."""
     entries = profiles.catalog_names(shelf)
-    if form == "json":
-        _print_json(reports.catalog_answer(entries))
-    else:
-        _print(reports.catalog_report(entries))
+    _show(form, reports.catalog_answer, reports.catalog_report, entries)
 
 
 class Quoted(click.Command):
@@ -708,18 +722,13 @@ class Quoted(click.Command):
         return super().parse_args(ctx, [*(w for w in args if w not in words), "--", *words])
 
 
-def _launched(command: Command) -> Command:
-    """Options of commands that read what a launcher was told."""
-    options = (
-        click.option("--model", help="Where the launcher was not told it."),
-        click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
-        click.option("--launcher-version", metavar="VERSION", help="Where its keys have changed."),
-        click.option("--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable."),
-        click.option("--line", type=TYPES[Kind.COUNT], help="Line of the launch line to read."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_launched: Final = _all(  # of commands that read what a launcher was told
+    click.option("--model", help="Where the launcher was not told it."),
+    click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
+    click.option("--launcher-version", metavar="VERSION", help="Where its keys have changed."),
+    click.option("--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable."),
+    click.option("--line", type=TYPES[Kind.COUNT], help="Line of the launch line to read."),
+)
 
 
 def _asked_of_launcher(flags: dict[str, Any]) -> executor.Asked:
@@ -752,8 +761,7 @@ def export(plan_file: str, to: str, output: str, *, launcher_version: str, force
         _export_trace(plan_file, output, force=force)
         return
     made = executor.export_plan(plan_file, to, version=launcher_version)
-    for note in made.notes:
-        click.echo(f"note: {note}", err=True)
+    _tell(*made.notes)
     if output == "-":
         for name, text in made.files.items():
             click.echo(f"==> {name} <==\n{text}")
@@ -764,14 +772,9 @@ def export(plan_file: str, to: str, output: str, *, launcher_version: str, force
 
 
 def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
-    if output != "-":
-        profiles.refuse_to_overwrite(output, force=force)
+    _check_output(output, force=force)
     text = reports.json_text(reports.trace_answer(planner.load_plan(plan_file)))
-    if output == "-":
-        click.echo(text)
-    else:
-        profiles.save_text(text + "\n", output, force=force)
-        click.echo(f"written: {output}", err=True)
+    _save(text + "\n", output, force=force)
 
 
 @main.command("import", cls=Quoted)
@@ -780,13 +783,11 @@ def _export_trace(plan_file: str, output: str, *, force: bool) -> None:
 @click.option("--vocab-size", type=TYPES[Kind.COUNT], help="Where only the tokenizer knows it.")
 @_launched
 @_with(*(flag for flag in INPUT_FLAGS if flag.name not in ("model", "profile")), *SEARCH_FLAGS[:1])
-@click.option("-o", "--output", metavar="FILE", default="-", help="The plan file; - prints it.")
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_output_option("plan file")
 def import_job(source: str, name: str, **flags: Any) -> None:
     """Read what a launcher runs today into a plan file, for estimate, explain and the others."""
     output, force = flags["output"], flags["force"]
-    if output != "-":
-        profiles.refuse_to_overwrite(output, force=force)
+    _check_output(output, force=force)
     if not flags["cluster"]:
         raise InputError(Problem(where="--cluster", message="is missing"))
     found = executor.import_job(
@@ -797,8 +798,7 @@ def import_job(source: str, name: str, **flags: Any) -> None:
         overrides={field: flags.get(field) for field in TRAINING},
         **{key: flags[key] for key in ("training", "stack", "calibration")},
     )
-    for note in (*found.remarks, *found.inputs.notes):
-        click.echo(f"note: {note}", err=True)
+    _tell(*found.remarks, *found.inputs.notes)
     if output == "-":
         click.echo(executor.import_text(found, name), nl=False)
     else:
@@ -818,10 +818,7 @@ def check(ctx: click.Context, /, source: str, name: str, form: str, **flags: Any
     Exit code 1: the job would fail.
     """
     checked = executor.check_arguments(source, name, _asked_of_launcher(flags))
-    if form == "json":
-        _print_json(checked.answer)
-    else:
-        _print(reports.check_report(checked.answer))
+    _show(form, dict, reports.check_report, checked.answer)
     ctx.exit(int(ExitCode.NO if checked.fails else ExitCode.YES))
 
 
@@ -840,10 +837,7 @@ def schedule(name: str, form: str, **flags: Any) -> None:
     """Draw a pipeline schedule; say its span, makespan, bubble and what it holds."""
     flags["microbatches"] = flags.pop("micro_batches")
     run = planner.run_schedule(name, **flags)
-    if form == "json":
-        _print_json(reports.schedule_answer(run))
-    else:
-        _print(reports.schedule_report(run))
+    _show(form, reports.schedule_answer, reports.schedule_report, run)
 
 
 @main.command()
@@ -886,13 +880,12 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
     shown = flags["runs"] or "the table that comes with parplan"
     read = read_runs(flags["runs"] or published_runs())
     others = None if flags["calibrate_on"] is None else read_runs(flags["calibrate_on"])
-    for note in (*read.notes, *(others.notes if others else ())):
-        click.echo(f"note: {note}", err=True)
+    _tell(*read.notes, *(others.notes if others else ()))
     judged = validate(
         read.runs,
         calibration=own,
         calibrate_on=others.runs if others else None,
-        tell=lambda note: click.echo(f"note: {note}", err=True),
+        tell=_tell,
     )
     if flags["form"] == "json":
         _print_json(reports.accuracy_answer(judged, runs=shown, notes=read.notes))
@@ -908,31 +901,24 @@ def validate(ctx: click.Context, /, **flags: Any) -> None:
 @click.option(
     "-o", "--output", metavar="FILE", required=True, help="Calibration YAML; - prints it."
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@_force_option
 def calibrate(
     runs: str, device: str | None, stack: str | None, output: str, *, force: bool
 ) -> None:
     """Fit the efficiencies of a device and a software stack to at least three measured runs."""
-    from pathlib import Path  # noqa: PLC0415
-
     from costmodel.validation import calibrate, fit_section  # noqa: PLC0415
     from profiles.calibrationwriter import calibration_text  # noqa: PLC0415
     from profiles.runs import read_runs  # noqa: PLC0415
 
-    if output != "-":
-        profiles.refuse_to_overwrite(output, force=force)
+    _check_output(output, force=force)
     read = read_runs(runs)
     name = "calibration" if output == "-" else Path(output).stem
     found = calibrate(read.runs, device=device, stack=stack, name=name, shown=Path(runs).name)
-    for note in (*read.notes, *found.notes):
-        click.echo(f"note: {note}", err=True)
+    _tell(*read.notes, *found.notes)
     text = calibration_text(found.calibration, fit_section(found.fit, found.prior))
-    if output == "-":
-        click.echo(text, nl=False)
-    else:
-        profiles.save_text(text, output, force=force)
+    _save(text, output, force=force)
+    if output != "-":
         _print(reports.calibration_report(found))
-        click.echo(f"written: {output}", err=True)
 
 
 @main.command()
@@ -944,7 +930,6 @@ def calibrate(
     help="Exit with 1 where one is slower than the first by more, as 2%, or not comparable.",
 )
 @_page_option
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
 @_format()
 @click.pass_context
 def compare(ctx: click.Context, /, files: tuple[str, ...], form: str, **flags: Any) -> None:
@@ -971,7 +956,7 @@ def compare(ctx: click.Context, /, files: tuple[str, ...], form: str, **flags: A
             _print(reports.comparison_report(found, runs))
         if flags["html"] is not None:
             page = reports.comparison_page(answer, found)
-            _save_page(flags["html"], page, force=flags["force"])
+            _save(page, flags["html"], force=flags["force"])
     if refused:
         ctx.exit(int(ExitCode.ASKED_WRONGLY))
     tolerance = flags["fail_above"]
@@ -1019,10 +1004,7 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
         for outcome in outcomes if results is None else kept(outcomes, results):
             found.append(outcome)
             tell()
-    if flags["form"] == "json":
-        _print_json(reports.sweep_answer(found))
-    else:
-        _print(reports.sweep_report(found))
+    _show(flags["form"], reports.sweep_answer, reports.sweep_report, found)
     if len(found) < len(wanted):
         click.echo(f"interrupted: {len(found)} of {len(wanted)} are planned", err=True)
         ctx.exit(int(ExitCode.INTERRUPTED))
@@ -1097,8 +1079,6 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
         if (flags[name] is None) == needed:
             message = "is missing" if needed else "without --dry-run"
             raise InputError(Problem(where=f"--{name}", message=message))
-    from pathlib import Path  # noqa: PLC0415
-
     from executor import launch as launching  # noqa: PLC0415
     from executor.job import OPTIONS, Job, Recipe, check_plan  # noqa: PLC0415
 
@@ -1120,10 +1100,7 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
         click.echo(text(own, job, nodes))
         return
     record = json.loads(launching.launch(own, job, nodes).read_text(encoding="utf-8"))
-    if flags["form"] == "json":
-        _print_json(record)
-    else:
-        _print(reports.run_report(record))
+    _show(flags["form"], dict, reports.run_report, record)
 
 
 def _dry_run(plan_file: str, rank: int, form: str) -> ExitCode:
@@ -1133,10 +1110,7 @@ def _dry_run(plan_file: str, rank: int, form: str) -> ExitCode:
     from executor.dry_run import dry_run  # noqa: PLC0415
 
     found = dry_run(planner.load_plan(plan_file), plan_file, rank=rank)
-    if form == "json":
-        _print_json(found.document())
-    else:
-        _print(reports.dry_run_report(found.document()))
+    _show(form, dict, reports.dry_run_report, found.document())
     return ExitCode.YES if found.passes else ExitCode.NO
 
 
