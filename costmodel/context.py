@@ -35,7 +35,7 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.interpolation import Basis
-    from costmodel.layers import LayerCost, TimedLayer, TimedOperator
+    from costmodel.layers import LayerCost, TimedLayer, TimedPart
     from costmodel.measuredlinks import LinkTimes
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
@@ -123,7 +123,8 @@ class CostContext:
         self.profile = profile
         self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
-        self._parts: dict[object, list[TimedOperator]] = {}
+        self._parts: dict[object, TimedPart] = {}
+        self._states: dict[object, StateCost] = {}
         self._steps: dict[object, LayerStep] = {}
         self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
@@ -318,8 +319,14 @@ class CostContext:
 
     def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
         """States of a layer under a ZeRO stage and the traffic that keeps them in step."""
-        dense, expert = self.replicas(mesh, shard_group)
-        return state_cost(cost, zero, self.training, dense=dense, expert=expert, device=self.device)
+        weights = (cost.dense_params, cost.expert_params, cost.update_s)
+        key = (*weights, mesh, zero, shard_group)
+        if key not in self._states:
+            dense, expert = self.replicas(mesh, shard_group)
+            self._states[key] = state_cost(
+                cost, zero, self.training, dense=dense, expert=expert, device=self.device
+            )
+        return self._states[key]
 
     def _with_traffic(self, cost: PassCost, traffic_s: float) -> PassCost:
         """ZeRO's traffic hides behind the layer before it, up to the calibrated part."""
