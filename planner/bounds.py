@@ -14,6 +14,8 @@ from planner.pipelinebound import PipelineBound
 from planner.relaxation import least_of_stage, least_time, undominated_rooms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.context import CostContext
     from planner.choices import Candidate, Degrees, Grid
     from planner.leasttimes import Option
@@ -77,16 +79,20 @@ class CandidateBounds:
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
-    def of_grid(self, grid: Grid) -> Relaxed:
-        """Under any schedule, from compute alone: the work of the mean device, the one with the
-        longest layer or the most blocks, and the way of one micro-batch there and back.
+    def of_grids(self, grids: Sequence[Grid]) -> list[Relaxed]:
+        """Under any schedule, from compute alone, for grids with the same shard of a layer: the
+        work of the mean device, the one with the longest layer or the most blocks, and the way of
+        one micro-batch there and back.
         """
-        own = self.times.compute(grid)
-        m = self.context.training.global_batch // (grid.dp * grid.micro_batch)
-        alone = m / MOST_COPIES * own.greatest
-        least = max(m * own.sums / grid.pp, alone, own.sums * (1 - own.weight_part))
-        step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
-        return Relaxed(step, step)
+        own, batch = self.times.compute(grids[0]), self.context.training.global_batch
+        through, alone = own.sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        found = []
+        for grid in grids:
+            m = batch // (grid.dp * grid.micro_batch)
+            least = max(m * own.sums / grid.pp, m * alone, through)
+            step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
+            found.append(Relaxed(step, step))
+        return found
 
     def of_degrees(self, degrees: Degrees) -> Relaxed:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
@@ -120,22 +126,19 @@ class CandidateBounds:
         if self.times.main is None:
             return self.of_degrees(degrees)
         held = self._held(candidate)
-        sums = self._relaxed_ns(candidate, held, held.options, worth_s)
-        if sums is None:
-            return None
-        plain, options = self.times.compute(degrees), held.options
+        options, once_s = self._with_states(candidate, held.options)
+        plain, between = self.times.compute(degrees), self._between(candidate).sums_ns
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        between = self._between(candidate).sums_ns
-        own = plain._replace(sums=sums + between, forward_part=part)
+        traffic = (options[0].time_ns - held.options[0].time_ns) * self.times.num_alike
+        own = plain._replace(sums=plain.sums + traffic + between, forward_part=part)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
-        options, once_s = self._with_states(candidate, held.options)
-        if candidate.zero >= GRADIENTS_SHARDED:
-            loaded = self._relaxed_ns(candidate, held, options, worth_s)
-            if loaded is None:
-                return None
-            part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-            own = plain._replace(sums=loaded + between, forward_part=part)
+        sums = self._relaxed_ns(candidate, held, options, worth_s)
+        if sums is None:
+            return None
+        own = own._replace(sums=sums + between)
+        if self._step(degrees, own, None).bound_s >= worth_s:
+            return None
         return self._step(degrees, own, self._blocks(candidate, held, options, once_s))
 
     def of_fuller(self, candidate: Candidate) -> float:
