@@ -125,6 +125,7 @@ class CostContext:
         self._timed = {} if memo is None else memo.of(device, training)
         self._parts: dict[object, TimedPart] = {}
         self._states: dict[object, StateCost] = {}
+        self._jitters: dict[int, float] = {}
         self._steps: dict[object, LayerStep] = {}
         self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
@@ -354,8 +355,10 @@ class CostContext:
 
     def jitter(self, num_ranks: int) -> float:
         """Part by which a step grows since it waits for the slowest of many nodes."""
-        nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)
-        return self.own.straggler * math.log2(nodes)
+        if num_ranks not in self._jitters:
+            nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)
+            self._jitters[num_ranks] = self.own.straggler * math.log2(nodes)
+        return self._jitters[num_ranks]
 
     def whole_step_s(self, passes_s: float, num_ranks: int) -> float:
         """A step from the time of its passes: host time once a step, and jitter."""

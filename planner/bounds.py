@@ -11,12 +11,13 @@ from costmodel.sharding import state_bytes
 from costmodel.simulate import least_in_flight
 from planner.leasttimes import Compute, LeastTimes
 from planner.pipelinebound import PipelineBound
-from planner.relaxation import least_of_stage, least_time, undominated_rooms
+from planner.relaxation import least_of_stage, least_time, most_held, undominated_rooms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from costmodel.context import CostContext
+    from costmodel.sharding import StateCost
     from planner.choices import Candidate, Degrees, Grid
     from planner.leasttimes import Option
     from planner.pipelinebound import BlockTimes
@@ -76,6 +77,7 @@ class CandidateBounds:
         self.times = LeastTimes(context)
         self._flights: dict[object, tuple[float, ...]] = {}
         self._known_resident: dict[object, float] = {}
+        self._known_states: dict[object, StateCost] = {}
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
@@ -139,7 +141,26 @@ class CandidateBounds:
         own = own._replace(sums=sums + between)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
+        if not self._holds_whole(candidate, held, options, worth_s):
+            return None
         return self._step(degrees, own, self._blocks(candidate, held, options, once_s))
+
+    def _holds_whole(
+        self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
+    ) -> bool:
+        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes
+        take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
+        stage is certain.
+        """
+        degrees = candidate.degrees
+        several = degrees.chunks > 1 and len(self.times.block_classes) > 1
+        if worth_s == INFINITE or several or SCHEDULES[degrees.schedule].copies > 1:
+            return True
+        passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
+        limit = passes / candidate.microbatches(self.context.training)
+        limit -= self._between(candidate).least_ns
+        count = self.times.num_alike
+        return most_held(held.rooms, held.resident, options, limit, count) >= count
 
     def of_fuller(self, candidate: Candidate) -> float:
         """Least step in seconds where a stage holds more blocks than an even share, rounded up."""
@@ -242,8 +263,7 @@ class CandidateBounds:
         """
         assert self.times.main is not None
         context, zero = self.context, candidate.zero
-        cost = self.times.cost(candidate.degrees, self.times.main, NO_RECOMPUTE)
-        states = context.states(cost, candidate.mesh, zero, candidate.shard_group)
+        states = self._states(candidate, self.times.main)
         behind = max(option.longest_backward_ns for option in options) / NANO
         ahead = options[0].longest_forward_ns / NANO
         once = context.once_s(states, forward_s=ahead, backward_s=behind)
@@ -257,6 +277,18 @@ class CandidateBounds:
             traffic += context.exposed(states.backward_comm_s / share, hidden[1])
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
         return loaded, once
+
+    def _states(self, candidate: Candidate, c: int) -> StateCost:
+        """States of a layer of class ``c`` and their traffic, which no schedule changes."""
+        degrees, group = candidate.degrees, candidate.shard_group
+        ranks = (*degrees[:4], degrees.pp, degrees.dp)
+        key = (c, *ranks, candidate.rank_order, candidate.zero, group)
+        if key not in self._known_states:
+            cost = self.times.cost(degrees, c, NO_RECOMPUTE)
+            self._known_states[key] = self.context.states(
+                cost, candidate.mesh, candidate.zero, group
+            )
+        return self._known_states[key]
 
     def _between(self, candidate: Candidate) -> _Between:
         """Hand-over and host time, which no ZeRO stage changes."""
