@@ -248,7 +248,7 @@ class CostContext:
         if own_root and states.forward_comm_s:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
-            states = replace(states, parameter_bytes=whole)
+            states = states._replace(parameter_bytes=whole)
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
             backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),

@@ -127,14 +127,17 @@ class CandidateBounds:
         degrees = candidate.degrees
         if self.times.main is None:
             return self.of_degrees(degrees)
-        held = self._held(candidate)
-        options, once_s = self._with_states(candidate, held.options)
         plain, between = self.times.compute(degrees), self._between(candidate).sums_ns
+        options, traffic_ns = self.times.options(degrees, candidate.recomputes), 0.0
+        if candidate.zero >= GRADIENTS_SHARDED:
+            fastest_ns = options[0].time_ns
+            options = self._with_traffic(candidate, options)
+            traffic_ns = (options[0].time_ns - fastest_ns) * self.times.num_alike
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        traffic = (options[0].time_ns - held.options[0].time_ns) * self.times.num_alike
-        own = plain._replace(sums=plain.sums + traffic + between, forward_part=part)
+        own = plain._replace(sums=plain.sums + traffic_ns + between, forward_part=part)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
+        held = self._held(candidate)
         sums = self._relaxed_ns(candidate, held, options, worth_s)
         if sums is None:
             return None
@@ -143,7 +146,7 @@ class CandidateBounds:
             return None
         if not self._holds_whole(candidate, held, options, worth_s):
             return None
-        return self._step(degrees, own, self._blocks(candidate, held, options, once_s))
+        return self._step(degrees, own, self._blocks(candidate, held, options))
 
     def _holds_whole(
         self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
@@ -167,8 +170,10 @@ class CandidateBounds:
         if self.times.main is None:
             return 0.0
         held = self._held(candidate)
-        options, once_s = self._with_states(candidate, held.options)
-        blocks = self._blocks(candidate, held, options, once_s)
+        options = held.options
+        if candidate.zero >= GRADIENTS_SHARDED:
+            options = self._with_traffic(candidate, options)
+        blocks = self._blocks(candidate, held, options)
         bound = self._pipeline(candidate.degrees, self.times.compute(candidate.degrees))
         least = bound.whole_blocks(len(self.times.block_chain), blocks, uneven=1)
         return self.context.whole_step_s(least / NANO, candidate.num_ranks)
@@ -206,7 +211,7 @@ class CandidateBounds:
         return self._known_held[key]
 
     def _blocks(
-        self, candidate: Candidate, held: _Held, options: list[Option], once_s: float
+        self, candidate: Candidate, held: _Held, options: list[Option]
     ) -> BlockTimes:
         """Least times of a candidate's blocks under ``options``."""
         degrees, between = candidate.degrees, self._between(candidate)
@@ -214,7 +219,7 @@ class CandidateBounds:
         blocks = blocks._replace(fixed=between.least_ns, hop=between.hop_ns)
         if len(self.times.alike) < len(self.times.block_classes):
             return blocks
-        blocks = blocks._replace(once=once_s * NANO)
+        blocks = blocks._replace(once=self._once_s(candidate, options) * NANO)
         if len(options) == 1 or SCHEDULES[degrees.schedule].copies > 1:
             return blocks
         roomiest = undominated_rooms(held.rooms)
@@ -254,29 +259,28 @@ class CandidateBounds:
         fastest = self.times.least_option(degrees, NO_RECOMPUTE).time_ns
         return own + total - fastest * self.times.num_alike
 
-    def _with_states(
-        self, candidate: Candidate, options: list[Option]
-    ) -> tuple[list[Option], float]:
-        """The options with ZeRO's traffic in every micro-batch, and what one block adds once a
-        step to the passes of a stage's blocks. Layers beside them may hide more of the traffic,
-        but no more than they take themselves.
+    def _once_s(self, candidate: Candidate, options: list[Option]) -> float:
+        """What one block adds once a step to the passes of a stage's blocks. Layers beside them may
+        hide more of the traffic, but no more than they take themselves.
         """
         assert self.times.main is not None
-        context, zero = self.context, candidate.zero
-        states = self._states(candidate, self.times.main)
         behind = max(option.longest_backward_ns for option in options) / NANO
         ahead = options[0].longest_forward_ns / NANO
-        once = context.once_s(states, forward_s=ahead, backward_s=behind)
-        if zero < GRADIENTS_SHARDED:
-            return options, once
-        degrees, loaded = candidate.degrees, []
+        states = self._states(candidate, self.times.main)
+        return self.context.once_s(states, forward_s=ahead, backward_s=behind)
+
+    def _with_traffic(self, candidate: Candidate, options: list[Option]) -> list[Option]:
+        """The options with ZeRO's traffic in every micro-batch."""
+        assert self.times.main is not None
+        context, degrees, loaded = self.context, candidate.degrees, []
+        states = self._states(candidate, self.times.main)
         share = SCHEDULES[degrees.schedule].microbatches_per_gather(degrees.pp)
         for option in options:
             hidden = option.longest_forward_ns / NANO, option.longest_backward_ns / NANO
             traffic = context.exposed(states.forward_comm_s / share, hidden[0])
             traffic += context.exposed(states.backward_comm_s / share, hidden[1])
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
-        return loaded, once
+        return loaded
 
     def _states(self, candidate: Candidate, c: int) -> StateCost:
         """States of a layer of class ``c`` and their traffic, which no schedule changes."""
