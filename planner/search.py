@@ -28,7 +28,7 @@ from planner.build import CandidateProblem
 from planner.choices import Candidate, Degrees, Grid, Grids
 from planner.closed_form import CountingStages
 from planner.collector import collector_off
-from planner.cuts import SLACKS, best_cuts, even_cuts
+from planner.cuts import SLACKS, best_cuts, even_cuts, stages_hold
 from planner.dp import LayerwiseStages
 from planner.layouts import build_layout
 from planner.proof import close_gap
@@ -316,6 +316,8 @@ class SearchRun:
         solver = self.solver(array)
         if not self.space.rules.uneven_stages:
             return even_cuts(array, solver, problem.is_block)
+        if not stages_hold(array, solver, problem.limits_ns(worth_s)[1]):
+            return []
         for slack in SLACKS:
             limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)
