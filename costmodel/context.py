@@ -35,7 +35,7 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.interpolation import Basis
-    from costmodel.layers import LayerCost, TimedLayer, TimedOperator
+    from costmodel.layers import LayerCost, TimedLayer, TimedPart
     from costmodel.measuredlinks import LinkTimes
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
@@ -123,7 +123,9 @@ class CostContext:
         self.profile = profile
         self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
-        self._parts: dict[object, list[TimedOperator]] = {}
+        self._parts: dict[object, TimedPart] = {}
+        self._states: dict[object, StateCost] = {}
+        self._jitters: dict[int, float] = {}
         self._steps: dict[object, LayerStep] = {}
         self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
@@ -246,7 +248,7 @@ class CostContext:
         if own_root and states.forward_comm_s:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
-            states = replace(states, parameter_bytes=whole)
+            states = states._replace(parameter_bytes=whole)
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
             backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
@@ -318,8 +320,14 @@ class CostContext:
 
     def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
         """States of a layer under a ZeRO stage and the traffic that keeps them in step."""
-        dense, expert = self.replicas(mesh, shard_group)
-        return state_cost(cost, zero, self.training, dense=dense, expert=expert, device=self.device)
+        weights = (cost.dense_params, cost.expert_params, cost.update_s)
+        key = (*weights, mesh, zero, shard_group)
+        if key not in self._states:
+            dense, expert = self.replicas(mesh, shard_group)
+            self._states[key] = state_cost(
+                cost, zero, self.training, dense=dense, expert=expert, device=self.device
+            )
+        return self._states[key]
 
     def _with_traffic(self, cost: PassCost, traffic_s: float) -> PassCost:
         """ZeRO's traffic hides behind the layer before it, up to the calibrated part."""
@@ -347,8 +355,10 @@ class CostContext:
 
     def jitter(self, num_ranks: int) -> float:
         """Part by which a step grows since it waits for the slowest of many nodes."""
-        nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)
-        return self.own.straggler * math.log2(nodes)
+        if num_ranks not in self._jitters:
+            nodes = max(1.0, num_ranks / self.cluster.gpus_per_node)
+            self._jitters[num_ranks] = self.own.straggler * math.log2(nodes)
+        return self._jitters[num_ranks]
 
     def whole_step_s(self, passes_s: float, num_ranks: int) -> float:
         """A step from the time of its passes: host time once a step, and jitter."""

@@ -19,7 +19,7 @@ from costmodel.work import AttentionCore, Collective, Gemm, Group, Stream
 from profiles.layers import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from costmodel.compute import DeviceModel
     from costmodel.layout import Recompute, Strategy
@@ -94,6 +94,9 @@ class PassCost:
             self.zero_s * count,
             self.host_s * count,
         )
+
+
+NOTHING = PassCost()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,18 +200,20 @@ class TimedLayer:
         )
 
 
-class TimedOperator(NamedTuple):
-    """An operator with the seconds of its passes, ``beside`` on top of the backward pass, the
-    kernels that it launches forward and backward, and the elements of its results that count.
+class TimedPart(NamedTuple):
+    """Operators in a row with the seconds of their passes together, the kernels that they launch
+    forward and backward, and the elements of their results that count. ``by_module``, ``saved``
+    and ``transient_bytes`` are their share of what ``TimedLayer`` has.
     """
 
-    operator: Operator
     forward: PassCost
-    backward_input: PassCost
-    backward_weight: PassCost
-    beside: PassCost | None
+    backward: PassCost
+    weight_s: float
     kernels: tuple[int, int]
+    by_module: Mapping[str, PassCost]
+    saved: Mapping[str | None, int]
     outputs: int
+    transient_bytes: int
 
 
 def timed_layer(
@@ -220,44 +225,36 @@ def timed_layer(
     device: DeviceModel,
     links: Mapping[Group, GroupLink],
     shares_embedding: bool = False,
-    known: dict[object, list[TimedOperator]] | None = None,
+    known: dict[object, TimedPart] | None = None,
 ) -> TimedLayer:
     """Time the operators of one layer under a strategy, whatever its recomputation. ``known``:
     parts of blocks timed before, in the same training on the same device.
     """
     timer = _Timer(device, links)
-    operators = _timed_operators(
+    parts = _timed_parts(
         layer, strategy, training, micro_batch, timer, {} if known is None else known
     )
-    forward, backward, weight_s = PassCost(), PassCost(), 0.0
-    launched = [0, 0]
     by_module: dict[str, PassCost] = {}
     saved: dict[str | None, int] = {}
-    for timed in operators:
-        module = timed.operator.module
-        forward = forward + timed.forward
-        backward = backward + timed.backward_input + timed.backward_weight
-        weight_s += timed.backward_weight.total_s
-        if timed.beside is not None:
-            backward = backward + timed.beside
-        launched[0] += timed.kernels[0]
-        launched[1] += timed.kernels[1]
-        by_module[module] = by_module.get(module, PassCost()) + timed.forward
-        for tensor in timed.operator.saved:
-            saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
+    for part in parts:
+        for module, forward in part.by_module.items():
+            by_module[module] = by_module.get(module, PassCost()) + forward
+        for module, size in part.saved.items():
+            saved[module] = saved.get(module, 0) + size
+    launched = [sum(part.kernels[way] for part in parts) for way in (0, 1)]
     dense, expert = rank_parameters(
         layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2
     )
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
-    outputs = sum(timed.outputs for timed in operators)
+    outputs = sum(part.outputs for part in parts)
     return TimedLayer(
-        forward=timer.launched(forward, launched[0]),
-        backward=timer.launched(backward, launched[1]),
-        weight_s=weight_s,
+        forward=timer.launched(_total(part.forward for part in parts), launched[0]),
+        backward=timer.launched(_total(part.backward for part in parts), launched[1]),
+        weight_s=sum(part.weight_s for part in parts),
         by_module=by_module,
         saved_by_module=saved,
         outputs_bytes=outputs * training.param_bytes + (0 if training.fused_kernels else boundary),
-        transient_bytes=max((timed.operator.transient_bytes for timed in operators), default=0),
+        transient_bytes=max(part.transient_bytes for part in parts),
         boundary_bytes=boundary,
         recomputes=isinstance(layer, Block),
         dense_params=dense,
@@ -265,24 +262,37 @@ def timed_layer(
     )
 
 
-def _timed_operators(
+def _timed_parts(
     layer: Layer,
     strategy: Strategy,
     training: TrainingSpec,
     micro_batch: int,
     timer: _Timer,
-    known: dict[object, list[TimedOperator]],
-) -> list[TimedOperator]:
+    known: dict[object, TimedPart],
+) -> list[TimedPart]:
     if not isinstance(layer, Block):
-        operators = layer_operators(layer, strategy, training, micro_batch)
-        return [timer.operator(each) for each in operators]
+        return [timer.part(layer_operators(layer, strategy, training, micro_batch))]
     found = []
     for part in block_parts(layer, _shard(layer, strategy, training, micro_batch)):
         key = (part.key, *(timer.links[group] for group in part.groups))
         if key not in known:
-            known[key] = [timer.operator(each) for each in part.build()]
-        found += known[key]
+            known[key] = timer.part(part.build())
+        found.append(known[key])
     return found
+
+
+def _total(costs: Iterable[PassCost]) -> PassCost:
+    """The sum of some passes."""
+    compute = recompute = tp = cp = ep = zero = host = 0.0
+    for each in costs:
+        compute += each.compute_s
+        recompute += each.recompute_s
+        tp += each.tp_s
+        cp += each.cp_s
+        ep += each.ep_s
+        zero += each.zero_s
+        host += each.host_s
+    return PassCost(compute, recompute, tp, cp, ep, zero, host)
 
 
 def _as_recompute(cost: PassCost) -> PassCost:
@@ -310,18 +320,33 @@ class _Timer:
     device: DeviceModel
     links: Mapping[Group, GroupLink]
 
-    def operator(self, operator: Operator) -> TimedOperator:
-        """The times of an operator."""
-        backward = _kernels(operator.backward_input) + _kernels(operator.backward_weight)
-        beside = operator.beside and self.beside(operator.beside, operator.backward_input)
-        return TimedOperator(
-            operator=operator,
-            forward=self.seconds(operator.forward, operator.module),
-            backward_input=self.seconds(operator.backward_input, operator.module),
-            backward_weight=self.seconds(operator.backward_weight, operator.module),
-            beside=beside or None,
-            kernels=(_kernels(operator.forward), backward),
-            outputs=sum(_output_elements(work) for work in operator.forward),
+    def part(self, operators: Sequence[Operator]) -> TimedPart:
+        """The times of operators in a row."""
+        by_module: dict[str, list[PassCost]] = {}
+        saved: dict[str | None, int] = {}
+        backward, weights = [], []
+        forward_kernels = backward_kernels = outputs = 0
+        for each in operators:
+            by_module.setdefault(each.module, []).append(self.seconds(each.forward, each.module))
+            weights.append(self.seconds(each.backward_weight, each.module))
+            backward += [self.seconds(each.backward_input, each.module), weights[-1]]
+            if each.beside:
+                backward.append(self.beside(each.beside, each.backward_input))
+            forward_kernels += _kernels(each.forward)
+            backward_kernels += _kernels(each.backward_input) + _kernels(each.backward_weight)
+            outputs += sum(_output_elements(work) for work in each.forward)
+            for tensor in each.saved:
+                saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
+        totals = {module: _total(own) for module, own in by_module.items()}
+        return TimedPart(
+            forward=_total(totals.values()),
+            backward=_total(backward),
+            weight_s=sum(each.total_s for each in weights),
+            kernels=(forward_kernels, backward_kernels),
+            by_module=totals,
+            saved=saved,
+            outputs=outputs,
+            transient_bytes=max((each.transient_bytes for each in operators), default=0),
         )
 
     def launched(self, cost: PassCost, kernels: int) -> PassCost:
@@ -352,7 +377,7 @@ class _Timer:
         slows the compute down by a stated part.
         """
         if not works:
-            return PassCost()
+            return NOTHING
         own = self.device.efficiencies
         compute = sum(self.device.seconds(w) for w in works if not isinstance(w, Collective))
         if module == "experts":

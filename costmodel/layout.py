@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.schedules.core import Shape
 
@@ -53,8 +53,7 @@ class RecomputeKind(StrEnum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True)
-class Recompute:
+class Recompute(NamedTuple):
     """Recomputation of one layer; ``modules`` only for the selective kind, sorted.
 
     Modules: ``core_attn`` (scores to context), ``layernorm``, ``mlp`` and ``moe_act``; or
@@ -135,6 +134,10 @@ class Mesh:
     ep: int = 1
     expert_tp: int = 1
     order: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
+
+    def __hash__(self) -> int:
+        """Of the degrees alone: a search asks for it all the time."""
+        return hash((self.tp, self.cp, self.dp, self.pp, self.ep, self.expert_tp))
 
     @property
     def stage_size(self) -> int:

@@ -10,7 +10,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.collectives import collective_seconds
@@ -56,8 +56,7 @@ class Replicas:
         return self.shard.size * self.across.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCost:
+class StateCost(NamedTuple):
     """States of one layer on one rank, and the seconds that keeping them in step takes.
 
     ``forward_comm_s`` and ``backward_comm_s`` are per micro-batch, ``reduce_s`` and ``gather_s``
@@ -95,14 +94,13 @@ def state_cost(
     device: DeviceModel,
 ) -> StateCost:
     """States and communication of one layer under a ZeRO stage."""
-    parts = [
-        _part(cost.dense_params, zero, training, dense, device),
-        _part(cost.expert_params, zero, training, expert, device),
-    ]
+    own = _part(cost.dense_params, zero, training, dense, device)
+    if cost.expert_params:
+        routed = _part(cost.expert_params, zero, training, expert, device)
+        own = StateCost(*(here + there for here, there in zip(own, routed, strict=True)))
     if cost.update_s is not None:
-        parts = [replace(part, optimizer_s=part.owned * cost.update_s) for part in parts]
-    names = StateCost.__dataclass_fields__
-    return StateCost(**{name: sum(getattr(part, name) for part in parts) for name in names})
+        own = own._replace(optimizer_s=own.owned * cost.update_s)
+    return own
 
 
 def _part(
@@ -116,8 +114,10 @@ def _part(
     def seconds(kind: CollectiveKind, size: int, link: GroupLink) -> float:
         return collective_seconds(kind, size, link, own)
 
-    gather = seconds(CollectiveKind.ALL_GATHER, weight, replicas.shard)
-    scatter = seconds(CollectiveKind.REDUCE_SCATTER, gradient, replicas.shard)
+    gather = scatter = 0.0
+    if zero:
+        gather = seconds(CollectiveKind.ALL_GATHER, weight, replicas.shard)
+        scatter = seconds(CollectiveKind.REDUCE_SCATTER, gradient, replicas.shard)
     across = seconds(CollectiveKind.ALL_REDUCE, gradient // shards, replicas.across)
     resident = state_bytes(params, zero, shards, training)
     if zero == 0:

@@ -11,10 +11,13 @@ from costmodel.sharding import state_bytes
 from costmodel.simulate import least_in_flight
 from planner.leasttimes import Compute, LeastTimes
 from planner.pipelinebound import PipelineBound
-from planner.relaxation import least_of_stage, least_time, undominated_rooms
+from planner.relaxation import least_of_stage, least_time, most_held, undominated_rooms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.context import CostContext
+    from costmodel.sharding import StateCost
     from planner.choices import Candidate, Degrees, Grid
     from planner.leasttimes import Option
     from planner.pipelinebound import BlockTimes
@@ -74,19 +77,24 @@ class CandidateBounds:
         self.times = LeastTimes(context)
         self._flights: dict[object, tuple[float, ...]] = {}
         self._known_resident: dict[object, float] = {}
+        self._known_states: dict[object, StateCost] = {}
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
-    def of_grid(self, grid: Grid) -> Relaxed:
-        """Under any schedule, from compute alone: the work of the mean device, the one with the
-        longest layer or the most blocks, and the way of one micro-batch there and back.
+    def of_grids(self, grids: Sequence[Grid]) -> list[Relaxed]:
+        """Under any schedule, from compute alone, for grids with the same shard of a layer: the
+        work of the mean device, the one with the longest layer or the most blocks, and the way of
+        one micro-batch there and back.
         """
-        own = self.times.compute(grid)
-        m = self.context.training.global_batch // (grid.dp * grid.micro_batch)
-        alone = m / MOST_COPIES * own.greatest
-        least = max(m * own.sums / grid.pp, alone, own.sums * (1 - own.weight_part))
-        step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
-        return Relaxed(step, step)
+        own, batch = self.times.compute(grids[0]), self.context.training.global_batch
+        through, alone = own.sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        found = []
+        for grid in grids:
+            m = batch // (grid.dp * grid.micro_batch)
+            least = max(m * own.sums / grid.pp, m * alone, through)
+            step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
+            found.append(Relaxed(step, step))
+        return found
 
     def of_degrees(self, degrees: Degrees) -> Relaxed:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""
@@ -119,32 +127,53 @@ class CandidateBounds:
         degrees = candidate.degrees
         if self.times.main is None:
             return self.of_degrees(degrees)
-        held = self._held(candidate)
-        sums = self._relaxed_ns(candidate, held, held.options, worth_s)
-        if sums is None:
-            return None
-        plain, options = self.times.compute(degrees), held.options
+        plain, between = self.times.compute(degrees), self._between(candidate).sums_ns
+        options, traffic_ns = self.times.options(degrees, candidate.recomputes), 0.0
+        if candidate.zero >= GRADIENTS_SHARDED:
+            fastest_ns = options[0].time_ns
+            options = self._with_traffic(candidate, options)
+            traffic_ns = (options[0].time_ns - fastest_ns) * self.times.num_alike
         part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-        between = self._between(candidate).sums_ns
-        own = plain._replace(sums=sums + between, forward_part=part)
+        own = plain._replace(sums=plain.sums + traffic_ns + between, forward_part=part)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
-        options, once_s = self._with_states(candidate, held.options)
-        if candidate.zero >= GRADIENTS_SHARDED:
-            loaded = self._relaxed_ns(candidate, held, options, worth_s)
-            if loaded is None:
-                return None
-            part = min(plain.forward_part, *(each.forward_ns / each.time_ns for each in options))
-            own = plain._replace(sums=loaded + between, forward_part=part)
-        return self._step(degrees, own, self._blocks(candidate, held, options, once_s))
+        held = self._held(candidate)
+        sums = self._relaxed_ns(candidate, held, options, worth_s)
+        if sums is None:
+            return None
+        own = own._replace(sums=sums + between)
+        if self._step(degrees, own, None).bound_s >= worth_s:
+            return None
+        if not self._holds_whole(candidate, held, options, worth_s):
+            return None
+        return self._step(degrees, own, self._blocks(candidate, held, options))
+
+    def _holds_whole(
+        self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
+    ) -> bool:
+        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes
+        take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
+        stage is certain.
+        """
+        degrees = candidate.degrees
+        several = degrees.chunks > 1 and len(self.times.block_classes) > 1
+        if worth_s == INFINITE or several or SCHEDULES[degrees.schedule].copies > 1:
+            return True
+        passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
+        limit = passes / candidate.microbatches(self.context.training)
+        limit -= self._between(candidate).least_ns
+        count = self.times.num_alike
+        return most_held(held.rooms, held.resident, options, limit, count) >= count
 
     def of_fuller(self, candidate: Candidate) -> float:
         """Least step in seconds where a stage holds more blocks than an even share, rounded up."""
         if self.times.main is None:
             return 0.0
         held = self._held(candidate)
-        options, once_s = self._with_states(candidate, held.options)
-        blocks = self._blocks(candidate, held, options, once_s)
+        options = held.options
+        if candidate.zero >= GRADIENTS_SHARDED:
+            options = self._with_traffic(candidate, options)
+        blocks = self._blocks(candidate, held, options)
         bound = self._pipeline(candidate.degrees, self.times.compute(candidate.degrees))
         least = bound.whole_blocks(len(self.times.block_chain), blocks, uneven=1)
         return self.context.whole_step_s(least / NANO, candidate.num_ranks)
@@ -182,7 +211,7 @@ class CandidateBounds:
         return self._known_held[key]
 
     def _blocks(
-        self, candidate: Candidate, held: _Held, options: list[Option], once_s: float
+        self, candidate: Candidate, held: _Held, options: list[Option]
     ) -> BlockTimes:
         """Least times of a candidate's blocks under ``options``."""
         degrees, between = candidate.degrees, self._between(candidate)
@@ -190,7 +219,7 @@ class CandidateBounds:
         blocks = blocks._replace(fixed=between.least_ns, hop=between.hop_ns)
         if len(self.times.alike) < len(self.times.block_classes):
             return blocks
-        blocks = blocks._replace(once=once_s * NANO)
+        blocks = blocks._replace(once=self._once_s(candidate, options) * NANO)
         if len(options) == 1 or SCHEDULES[degrees.schedule].copies > 1:
             return blocks
         roomiest = undominated_rooms(held.rooms)
@@ -230,30 +259,40 @@ class CandidateBounds:
         fastest = self.times.least_option(degrees, NO_RECOMPUTE).time_ns
         return own + total - fastest * self.times.num_alike
 
-    def _with_states(
-        self, candidate: Candidate, options: list[Option]
-    ) -> tuple[list[Option], float]:
-        """The options with ZeRO's traffic in every micro-batch, and what one block adds once a
-        step to the passes of a stage's blocks. Layers beside them may hide more of the traffic,
-        but no more than they take themselves.
+    def _once_s(self, candidate: Candidate, options: list[Option]) -> float:
+        """What one block adds once a step to the passes of a stage's blocks. Layers beside them may
+        hide more of the traffic, but no more than they take themselves.
         """
         assert self.times.main is not None
-        context, zero = self.context, candidate.zero
-        cost = self.times.cost(candidate.degrees, self.times.main, NO_RECOMPUTE)
-        states = context.states(cost, candidate.mesh, zero, candidate.shard_group)
         behind = max(option.longest_backward_ns for option in options) / NANO
         ahead = options[0].longest_forward_ns / NANO
-        once = context.once_s(states, forward_s=ahead, backward_s=behind)
-        if zero < GRADIENTS_SHARDED:
-            return options, once
-        degrees, loaded = candidate.degrees, []
+        states = self._states(candidate, self.times.main)
+        return self.context.once_s(states, forward_s=ahead, backward_s=behind)
+
+    def _with_traffic(self, candidate: Candidate, options: list[Option]) -> list[Option]:
+        """The options with ZeRO's traffic in every micro-batch."""
+        assert self.times.main is not None
+        context, degrees, loaded = self.context, candidate.degrees, []
+        states = self._states(candidate, self.times.main)
         share = SCHEDULES[degrees.schedule].microbatches_per_gather(degrees.pp)
         for option in options:
             hidden = option.longest_forward_ns / NANO, option.longest_backward_ns / NANO
             traffic = context.exposed(states.forward_comm_s / share, hidden[0])
             traffic += context.exposed(states.backward_comm_s / share, hidden[1])
             loaded.append(option._replace(time_ns=option.time_ns + traffic * NANO))
-        return loaded, once
+        return loaded
+
+    def _states(self, candidate: Candidate, c: int) -> StateCost:
+        """States of a layer of class ``c`` and their traffic, which no schedule changes."""
+        degrees, group = candidate.degrees, candidate.shard_group
+        ranks = (*degrees[:4], degrees.pp, degrees.dp)
+        key = (c, *ranks, candidate.rank_order, candidate.zero, group)
+        if key not in self._known_states:
+            cost = self.times.cost(degrees, c, NO_RECOMPUTE)
+            self._known_states[key] = self.context.states(
+                cost, candidate.mesh, candidate.zero, group
+            )
+        return self._known_states[key]
 
     def _between(self, candidate: Candidate) -> _Between:
         """Hand-over and host time, which no ZeRO stage changes."""

@@ -236,19 +236,19 @@ class CandidateProblem:
         """
         degrees = self.candidate.degrees
         stages, microbatches = degrees.pp, self.microbatches
-        held = least_in_flight if self.least_in_flight else in_flight
-        flights = held(self.schedule, self.shape)
+        known = least_in_flight if self.least_in_flight else in_flight
+        flights = known(self.schedule, self.shape)
         spread = degrees.chunks > 1 and not self.schedule.folds
         once = self.chain[-1] if spread and self.allowed(self.chain[-1]) == (0,) else -1
-        copies = self.schedule.copies
+        held = [
+            [(self._resident_bytes(step), step.saved_bytes) for step in row] for row in self.steps
+        ]
         memory = {
             flight: tuple(
                 tuple(
-                    math.ceil(self.context.beside_activations(step.states.resident_bytes * copies))
-                    + math.ceil(step.saved_bytes * (1 if c == once else flight))
-                    for step in row
+                    stays + math.ceil(saved * (1 if c == once else flight)) for stays, saved in row
                 )
-                for c, row in enumerate(self.steps)
+                for c, row in enumerate(held)
             )
             for flight in set(flights)
         }
@@ -264,6 +264,11 @@ class CandidateProblem:
             stage_ns=self.stage_ns,
             least_layers=self.pipeline.least_of_stage(len(self.chain)),
         )
+
+    def _resident_bytes(self, step: LayerStep) -> int:
+        """States of a layer, in the unit of ``allocated_limit``."""
+        states = step.states.resident_bytes * self.schedule.copies
+        return math.ceil(self.context.beside_activations(states))
 
     @property
     def waves(self) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "Candidate",
     "Degrees",
     "Grid",
+    "Grids",
     "Restrictions",
     "mesh_of",
 ]
@@ -68,6 +69,12 @@ class Grid(NamedTuple):
     def degrees(self, schedule: str, chunks: int) -> Degrees:
         """The grid with a schedule."""
         return Degrees(*self[:7], chunks, schedule, self.sequence_parallel)
+
+
+class Grids(NamedTuple):
+    """Grids on which a rank has the same shard of every layer."""
+
+    alike: list[Grid]
 
 
 class Degrees(NamedTuple):

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from planner.problem import SearchProblem, Solution
 
-__all__ = ["SLACKS", "StageSolver", "Stages", "best_cuts", "even_cuts", "undominated_pairs"]
+__all__ = [
+    "SLACKS",
+    "StageSolver",
+    "Stages",
+    "best_cuts",
+    "even_cuts",
+    "stages_hold",
+    "undominated_pairs",
+]
 
 INFINITE = 1 << 62
 SLACKS = (1.02, 1.08, 1.25, float("inf"))  # parts of a bound below which cuts are looked for
@@ -113,6 +121,13 @@ def best_cuts(
         states = {stop: undominated_pairs(found) for stop, found in reached.items() if found}
     solutions = [_solution(problem, solver, starts) for _, _, starts in states.get(layers, [])]
     return sorted(solutions, key=lambda each: (each.objective_ns, each.starts))
+
+
+def stages_hold(problem: SearchProblem, solver: StageSolver, limit_ns: float) -> bool:
+    """Whether stages below ``limit_ns`` can hold the whole chain, as far as their relaxation
+    tells.
+    """
+    return _earliest_starts(problem, solver, limit_ns) is not None
 
 
 def _earliest_starts(

@@ -12,7 +12,7 @@ from costmodel.layout import NO_RECOMPUTE, Mesh, Recompute, Strategy
 from costmodel.schedules import SCHEDULES
 from planner.choices import ORDER_BY_STAGE
 from planner.pipelinebound import BlockTimes
-from profiles.layers import Block
+from profiles.layers import Block, ExpertFeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,10 @@ class LeastTimes:
         self.num_alike = sum(self.counts[c] for c in self.alike)
         self.block_chain = [c for c in chain if c in blocks]
         self.block_classes = list(blocks)
+        self._experts = [
+            isinstance(layer, Block) and isinstance(layer.feed_forward, ExpertFeedForward)
+            for layer in context.classes
+        ]
         self._costs: dict[object, LayerCost] = {}
         self._computed: dict[object, Compute] = {}
         self._options: dict[object, list[Option]] = {}
@@ -86,7 +90,10 @@ class LeastTimes:
 
     def cost(self, degrees: Degrees | Grid, c: int, recompute: Recompute) -> LayerCost:
         """Cost of one layer of class ``c`` before ZeRO."""
-        key = (self.shape(degrees), c, recompute)
+        shard = self.shape(degrees)
+        if not self._experts[c]:
+            shard = (*shard[:2], *shard[4:])
+        key = (shard, c, recompute)
         if key not in self._costs:
             shape = dict(zip(("tp", "cp", "ep", "expert_tp"), degrees[:4], strict=True))
             self._costs[key] = self.context.compute(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.leasttimes import Option
 
-__all__ = ["least_of_stage", "least_time", "undominated_rooms"]
+__all__ = ["least_of_stage", "least_time", "most_held", "undominated_rooms"]
 
 INFINITE = float("inf")
 
@@ -67,6 +67,33 @@ def least_of_stage(
         time = least_time(count, [each], resident, options, count)
         best = best if time is None else min(best, time)
     return best
+
+
+def most_held(
+    rooms: list[tuple[float, float]],
+    resident: float,
+    options: list[Option],
+    limit_ns: float,
+    enough: int,
+) -> int:
+    """Whole layers that the stages can hold together if none may take more than ``limit_ns``;
+    stops counting at ``enough``.
+    """
+    most = int(limit_ns / options[0].time_ns)
+    known: dict[tuple[float, float], int] = {}
+    held = 0
+    for each in rooms:
+        if each not in known:
+            count = most
+            while count and (least_time(count, [each], resident, options, count) or INFINITE) > (
+                limit_ns
+            ):
+                count -= 1
+            known[each] = count
+        held += known[each]
+        if held >= enough:
+            break
+    return held
 
 
 def undominated_rooms(rooms: list[tuple[float, float]]) -> list[tuple[float, float]]:

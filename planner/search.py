@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from costmodel.estimate import LayoutCost
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem
-from planner.choices import Candidate, Degrees, Grid
+from planner.choices import Candidate, Degrees, Grid, Grids
 from planner.closed_form import CountingStages
 from planner.collector import collector_off
-from planner.cuts import SLACKS, best_cuts, even_cuts
+from planner.cuts import SLACKS, best_cuts, even_cuts, stages_hold
 from planner.dp import LayerwiseStages
 from planner.layouts import build_layout
 from planner.proof import close_gap
@@ -50,7 +50,7 @@ SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
     "dp": LayerwiseStages,
 }
-Node: TypeAlias = "Grid | Degrees | list[Candidate] | Candidate"
+Node: TypeAlias = "Grids | Grid | Degrees | list[Candidate] | Candidate"
 SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
@@ -200,12 +200,15 @@ class SearchRun:
         return (1 - self.gap) * self.best_s
 
     def bound_all(self) -> None:
-        """Give every grid its bound from compute alone."""
+        """Give all grids with the same shard of a layer their least bound, from compute alone."""
+        alike: dict[object, list[Grid]] = {}
         for grid in self.space.grids():
-            count = self.space.num_candidates(grid)
-            if count:
-                self.candidates += count
-                self._push(self.bounds.of_grid(grid), grid)
+            size = self.space.num_candidates(grid)
+            if size:
+                self.candidates += size
+                alike.setdefault(self.bounds.times.shape(grid), []).append(grid)
+        for grids in alike.values():
+            self._push(min(self.bounds.of_grids(grids)), Grids(grids))
 
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node; now and then the most promising
@@ -226,8 +229,11 @@ class SearchRun:
         else:
             self.open_node(node, bound_s)
 
-    def open_node(self, node: Grid | Degrees | list[Candidate], bound_s: float) -> None:
-        if isinstance(node, Grid):
+    def open_node(self, node: Grids | Grid | Degrees | list[Candidate], bound_s: float) -> None:
+        if isinstance(node, Grids):
+            for grid, relaxed in zip(node.alike, self.bounds.of_grids(node.alike), strict=True):
+                self._push(relaxed, grid)
+        elif isinstance(node, Grid):
             for degrees in self.space.degrees_of(node):
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
         elif isinstance(node, Degrees):
@@ -258,6 +264,8 @@ class SearchRun:
         """How many candidates a node stands for."""
         if isinstance(node, Candidate):
             return 1
+        if isinstance(node, Grids):
+            return sum(map(self.space.num_candidates, node.alike))
         return len(node) if isinstance(node, list) else self.space.num_candidates(node)
 
     def _prune_full(self) -> None:
@@ -308,6 +316,8 @@ class SearchRun:
         solver = self.solver(array)
         if not self.space.rules.uneven_stages:
             return even_cuts(array, solver, problem.is_block)
+        if not stages_hold(array, solver, problem.limits_ns(worth_s)[1]):
+            return []
         for slack in SLACKS:
             limit = min(bound_s * slack, worth_s)
             sums, greatest = problem.limits_ns(limit)

@@ -65,6 +65,7 @@ class SearchSpace:
         self._found_runnable: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._found_shardings: dict[object, tuple[tuple[int, int], ...]] = {}
         self._found_orders: dict[object, tuple[str, ...]] = {}
+        self._found_tilings: dict[object, bool] = {}
         self._found_families: dict[bool, list[tuple[Recompute, ...]]] = {}
         self._found_sizes: dict[Grid, int] = {}
         self._num_of_grid: dict[object, int] = {}
@@ -397,12 +398,21 @@ class SearchSpace:
             if grid.pp > 1 and grid.dp > 1:
                 names.append("tp-cp-ep-pp-dp")
             allowed = [name for name in names if self.restrictions.allows("rank_order", name)]
-            tiled = tuple(name for name in allowed if mesh_of(grid, name).divides_experts)
+            tiled = tuple(name for name in allowed if self._tiles(grid, name))
             if len(tiled) < len(allowed):
                 rule = "expert groups do not tile the ranks in this order"
                 self.refused[rule] += len(allowed) - len(tiled)
             self._found_orders[key] = tiled
         return self._found_orders[key]
+
+    def _tiles(self, grid: Grid | Degrees, rank_order: str) -> bool:
+        """Whether expert groups tile the ranks of a stage: a matter of how many ranks stand
+        together, and of whether the stages stand between them.
+        """
+        key = (grid.tp * grid.cp, grid.ep, grid.expert_tp, grid.pp > 1, grid.dp, rank_order)
+        if key not in self._found_tilings:
+            self._found_tilings[key] = mesh_of(grid, rank_order).divides_experts
+        return self._found_tilings[key]
 
     def recompute_families(self, *, splits: bool = False) -> list[tuple[Recompute, ...]]:
         """Sets of recomputations that the layers of one job may mix; only blocks take part. None
