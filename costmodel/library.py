@@ -190,17 +190,12 @@ class Library:
                 continue
             centre = distance(model.parameters, found.calibration, self._prior(place, part))
             left, known = model.of(seen), measured[seen]
-            node.without[part] = (
-                middle(
-                    left,
-                    known,
-                    [s for s, keep in zip(sources, seen, strict=True) if keep],
-                    centre,
-                    MIDDLE_TIGHTNESS,
-                )
-                if everything
-                else refit(left, known, centre, tightness)
-            )
+            if everything or isinstance(part, str):  # what other sources of it do not say alone
+                groups = [source for source, keep in zip(sources, seen, strict=True) if keep]
+                near = MIDDLE_TIGHTNESS if everything else tightness
+                node.without[part] = middle(left, known, groups, centre, near)
+            else:
+                node.without[part] = refit(left, known, centre, tightness)
         node.residuals = self._residuals(place, node)
         return node
 
