@@ -64,22 +64,28 @@ def known_stack(num_runs: int, source: Scale) -> Scale:
 
 def of_known_stack(models: Sequence[NDArray[np.float64]], source: Scale) -> NDArray[np.float64]:
     """Both ends of the logarithm for another model of a stack, from residuals of its models, each
-    left out as a whole: their quantiles, a model counting by the root of its runs, drawn
-    towards the usual ones where models are few.
+    left out as a whole: their quantiles, a model counting by the root of its runs, drawn towards
+    the usual ones where models are few. That a few models were all too fast says little of
+    the next one's side: their quantiles are as far up as down, the more the fewer they are.
     """
-    usual = known_stack(sum(map(len, models)), source)
-    ends = np.array([-usual.reach, usual.reach])
+    reach = known_stack(sum(map(len, models)), source).reach
+    ends = np.array([-reach, reach])
     if not models:
         return ends
     wider = Scale(1 / NORMAL_95, GROUPS_WITHIN + len(models)).reach
     share = len(models) / (len(models) + GROUPS_WITHIN)
-    drawn: NDArray[np.float64] = share * wider * _quantiles(models) + (1 - share) * ends
+    far = _quantiles([np.abs(own) for own in models], (ENDS[1] - ENDS[0],))
+    both_ways = np.concatenate([-far, far])
+    found = share * _quantiles(models, ENDS) + (1 - share) * both_ways
+    drawn: NDArray[np.float64] = share * wider * found + (1 - share) * ends
     return drawn
 
 
-def _quantiles(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _quantiles(
+    groups: Sequence[NDArray[np.float64]], parts: tuple[float, ...]
+) -> NDArray[np.float64]:
     values = np.concatenate(groups)
     weights = np.concatenate([np.full(len(own), len(own) ** -0.5) for own in groups])
     order = np.argsort(values)
     below = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    return np.interp(ENDS, below, values[order])
+    return np.interp(parts, below, values[order])

@@ -28,6 +28,7 @@ from costmodel.fitting import (
     log_steps,
     middle,
     refit,
+    usual,
 )
 from costmodel.intervals import of_known_stack, of_unseen_source
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
@@ -113,6 +114,7 @@ class Library:
     ) -> None:
         """Fit everything, root first."""
         self.datasheet = datasheet
+        self._root = usual(datasheet)
         self.nodes: dict[Leaf, _Node] = {}
         self.memory: dict[tuple[Leaf, Part | None], tuple[float, float]] = {}
         groups: dict[Leaf, list[Replay]] = defaultdict(list)
@@ -163,7 +165,7 @@ class Library:
     def _prior(self, place: Leaf, part: Part | None = None) -> Calibration:
         above = self.above(place)
         if above is None:
-            return self.datasheet
+            return self._root
         node = self.nodes[above]
         if part is None or not node.saw(part):
             return node.fit.calibration
@@ -188,17 +190,12 @@ class Library:
                 continue
             centre = distance(model.parameters, found.calibration, self._prior(place, part))
             left, known = model.of(seen), measured[seen]
-            node.without[part] = (
-                middle(
-                    left,
-                    known,
-                    [s for s, keep in zip(sources, seen, strict=True) if keep],
-                    centre,
-                    MIDDLE_TIGHTNESS,
-                )
-                if everything
-                else refit(left, known, centre, tightness)
-            )
+            if everything or isinstance(part, str):  # what other sources of it do not say alone
+                groups = [source for source, keep in zip(sources, seen, strict=True) if keep]
+                near = MIDDLE_TIGHTNESS if everything else tightness
+                node.without[part] = middle(left, known, groups, centre, near)
+            else:
+                node.without[part] = refit(left, known, centre, tightness)
         node.residuals = self._residuals(place, node)
         return node
 
@@ -210,7 +207,7 @@ class Library:
         """
         for _ in range(MIDDLE_ROUNDS):
             model = found.model
-            centre = distance(model.parameters, model.calibration, self.datasheet)
+            centre = distance(model.parameters, model.calibration, self._root)
             calibration = middle(model, measured, sources, centre, MIDDLE_TIGHTNESS)
             model = local_model(chosen, calibration, model.parameters, like=model)
             residuals = tuple((model.log_s - measured).tolist())

@@ -161,7 +161,7 @@ def state_bytes(params: int, zero: int, shards: int, training: TrainingSpec) -> 
     return StateBytes(
         owned=owned,
         parameters=weights,
-        gradients=(part if zero >= GRADIENTS_ONLY else params) * training.grad_dtype.bytes,
+        gradients=(part if zero >= GRADIENTS_ONLY else params) * training.gradient_bytes,
         optimizer=owned * training.optimizer_bytes,
     )
 

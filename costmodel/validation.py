@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
-from costmodel.fitting import LEAST_RUNS, fit
+from costmodel.fitting import LEAST_RUNS, fit, usual
 from costmodel.intervals import Scale, known_stack
 from costmodel.library import Leaf, Library, held_out, leaf_of
 from costmodel.replay import replay
@@ -172,7 +172,7 @@ def calibrate(
             replays.append(each)
     leaf = _only_leaf(replays, shown)
     prior, note = nearest_calibration(leaf.device, leaf.stack)
-    found = fit(replays, prior)
+    found = fit(replays, usual(prior) if prior.knowledge == "datasheet" else prior)
     calibration = replace(
         _refined(found, prior),
         name=name,

@@ -144,6 +144,7 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
         loss=_loss_kernel(run),
         keeps_gathered=_is_torchtitan(run),
         reduces_in_fp32=_is_torchtitan(run),
+        keeps_half_gradients=_keeps_half_gradients(run),
     )
 
 
@@ -175,6 +176,14 @@ def _grad_dtype(run: MeasuredRun) -> GradDtype:
     if heirs and not in_16_bit and not sharded:
         return GradDtype.FP32
     return GradDtype.FP16 if run.precision.lower() == "fp16" else GradDtype.BF16
+
+
+def _keeps_half_gradients(run: MeasuredRun) -> bool:
+    """DeepSpeed's bf16 optimizer adds the gradients of weights to those in fp32 and keeps both: it
+    only sets the former to zero (``deepspeed/runtime/bf16_optimizer.py``, 0.19.8).
+    """
+    in_bf16 = _precision(run) is Precision.BF16 and _grad_dtype(run) is GradDtype.FP32
+    return in_bf16 and "deepspeed" in run.stack.lower()
 
 
 def _has_fused_kernels(run: MeasuredRun) -> bool:

@@ -148,7 +148,8 @@ class TrainingSpec:
     weights are gathered while one runs. ``fsdp2``: states are kept as the native executor keeps
     them with PyTorch's FSDP2: shards of the fp32 weights alone, from which working copies are made
     when they are gathered; a layer's gradients in the activation type until they are added to the
-    others; vocabularies without padding.
+    others; vocabularies without padding. ``keeps_half_gradients``: gradients of the last backward
+    pass stay in the activation type beside the ones that are accumulated.
     """
 
     global_batch: int
@@ -165,6 +166,7 @@ class TrainingSpec:
     reduces_in_fp32: bool = False
     prefetches: bool = True
     fsdp2: bool = False
+    keeps_half_gradients: bool = False
 
     @property
     def norms_are_fused(self) -> bool:
@@ -182,6 +184,11 @@ class TrainingSpec:
     def reduce_copy_bytes(self) -> int:
         """Bytes of the copy of a gradient element that is reduced."""
         return 4 if self.reduces_in_fp32 else 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes that a parameter's gradient keeps, whatever is reduced of them."""
+        return self.grad_dtype.bytes + (self.param_bytes if self.keeps_half_gradients else 0)
 
     @property
     def tokens(self) -> int:
@@ -202,4 +209,4 @@ class TrainingSpec:
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer states of one parameter (16, 18, 8, ...)."""
-        return self.param_bytes + self.grad_dtype.bytes + self.optimizer_bytes
+        return self.param_bytes + self.gradient_bytes + self.optimizer_bytes

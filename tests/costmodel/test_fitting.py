@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.fitting import PARAMETERS, fit, log_measured, middle
+from costmodel.fitting import PARAMETERS, fit, log_measured, middle, usual
 from costmodel.memoryfit import Evidence, fit_memory
 from costmodel.replay import replay
 from profiles.calibrations import datasheet
@@ -99,6 +99,12 @@ def test_what_the_runs_do_not_exercise_is_not_fitted_at_all(truth):
     assert "quantised" not in names
     assert "attention.fused" in names
     assert "attention.flash2" not in names
+
+
+def test_the_usual_prior_is_the_datasheets_but_for_the_host():
+    found, given = usual(datasheet()).efficiencies, datasheet().efficiencies
+    assert found.kernel_launch_s > given.kernel_launch_s
+    assert replace(found, kernel_launch_s=given.kernel_launch_s) == given
 
 
 def test_no_efficiency_beats_the_datasheet():

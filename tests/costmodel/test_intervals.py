@@ -34,6 +34,16 @@ def test_the_interval_covers_nine_of_ten_runs_of_another_model(count):
     assert 0.85 <= np.mean(covered) <= 0.98
 
 
+def test_few_models_that_were_all_too_fast_leave_open_on_which_side_the_next_one_is():
+    def ends(count):
+        return of_known_stack([np.full(10, 0.2)] * count, Scale(0.2, 5))
+
+    fast, slow = ends(1)
+    assert -fast > 0.8 * slow
+    fast, slow = ends(40)
+    assert -fast < 0.3 * slow
+
+
 def test_quantiles_of_students_t():
     for df, quantile in [(4, 2.132), (10, 1.812), (30, 1.697)]:
         assert Scale(1.0, df).reach == pytest.approx(quantile, rel=0.01)

@@ -204,6 +204,13 @@ def test_gradients_in_fp32_cost_two_bytes_more(zero, total):
     assert state_bytes(PSI, zero, D, EIGHTEEN).total == total
 
 
+def test_16_bit_gradients_that_stay_beside_those_in_fp32_cost_two_bytes_more_wherever_zero_1_is():
+    both = replace(EIGHTEEN, keeps_half_gradients=True)
+    for zero in (0, 1):
+        more = state_bytes(PSI, zero, D, both).total - state_bytes(PSI, zero, D, EIGHTEEN).total
+        assert more == 2 * PSI
+
+
 @pytest.mark.parametrize(
     ("precision", "optimizer", "grad_dtype", "expected"),
     [

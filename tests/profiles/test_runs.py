@@ -207,6 +207,19 @@ def test_precisions_and_gradient_types_are_those_of_the_software(run):
         run_training(run(precision="bf17"))
 
 
+@pytest.mark.parametrize(
+    ("stack", "precision", "kept"),
+    [
+        ("Megatron-DeepSpeed", "bf16", True),
+        ("Megatron-DeepSpeed", "fp16", False),
+        ("Megatron-LM", "bf16", False),
+    ],
+)
+def test_deepspeed_keeps_16_bit_gradients_in_bf16_only(run, stack, precision, kept):
+    training = run_training(run(stack=stack, precision=precision))
+    assert training.keeps_half_gradients is kept
+
+
 def test_the_shipped_table_is_small_cited_and_wholly_stated():
     runs = read_runs(published_runs()).runs
     assert 100 <= len(runs) <= 150
