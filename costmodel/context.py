@@ -26,7 +26,7 @@ from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers
 from costmodel.measuredlinks import MeasuredTopology, pair_link
 from costmodel.operatorfit import as_found
-from costmodel.sharding import Replicas, StateCost, state_cost
+from costmodel.sharding import Replicas, StateCost, is_gathered_twice, state_cost
 from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
 from profiles.measured import Operation
@@ -249,6 +249,9 @@ class CostContext:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
             states = states._replace(parameter_bytes=whole)
+        if self.training.fsdp2 and not is_gathered_twice(layer):
+            again = states.backward_comm_s - states.forward_comm_s
+            states = states._replace(backward_comm_s=again)
         return LayerStep(
             forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
             backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
@@ -277,7 +280,8 @@ class CostContext:
             whole = self.gathered_bytes(strategy, micro_batch)
             return cost.transient_bytes + states.working_bytes + whole
         if isinstance(layer, Embedding):
-            return states.gathered_bytes + states.gradient_working_bytes
+            gathered = states.gathered_bytes if is_gathered_twice(layer) else 0
+            return gathered + states.gradient_working_bytes
         ahead = 0
         if states.gathered_bytes and self.training.prefetches:
             sizes = [sum(rank_parameters(each, strategy)) for each in self.classes[1:-1]]

@@ -5,6 +5,7 @@ reduce-scatter, then all-gather of the updated weights). Stage 2 keeps gradients
 reduce-scatters them in every micro-batch. Stage 3 gathers the weights of each layer for every
 pass of every micro-batch, frees them after it, and reduce-scatters gradients like stage 2.
 Sharding inside a group smaller than the replicas (HSDP) adds one all-reduce of the shard a step.
+The native executor gathers some layers once for both passes (``is_gathered_twice``).
 Source: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (PyTorch FSDP).
 """
 
@@ -15,14 +16,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.collectives import collective_seconds
 from costmodel.work import CollectiveKind
+from profiles.layers import Block, Embedding, Norm
 
 if TYPE_CHECKING:
     from costmodel.compute import DeviceModel
     from costmodel.layers import LayerCost
+    from profiles.layers import Layer
     from profiles.topology import GroupLink
     from profiles.training import TrainingSpec
 
-__all__ = ["Replicas", "StateBytes", "StateCost", "state_bytes", "state_cost"]
+__all__ = [
+    "Replicas",
+    "StateBytes",
+    "StateCost",
+    "is_gathered_twice",
+    "state_bytes",
+    "state_cost",
+]
 
 GRADIENTS_ONLY, WEIGHTS_TOO = 2, 3
 FP32 = 4  # bytes
@@ -82,6 +92,16 @@ class StateCost(NamedTuple):
     def resident_bytes(self) -> int:
         """What stays on the rank all the time."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def is_gathered_twice(layer: Layer) -> bool:
+    """Whether the native executor gathers a layer's weights under ZeRO-3 for its backward pass as
+    well. The head keeps them: its backward pass follows its forward pass at once. That of an
+    embedding reads none but those of a norm.
+    """
+    if isinstance(layer, Embedding):
+        return layer.norm is not Norm.NONE
+    return isinstance(layer, Block)
 
 
 def state_cost(

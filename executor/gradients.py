@@ -33,8 +33,8 @@ def sum_partial(parameters: Iterable[nn.Parameter]) -> None:
     """Sum over tp what ranks have parts of; FSDP has done so for those that it wraps."""
     for parameter in parameters:
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter.data, DTensor):
-            wanted = parameter.data.placements
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            wanted = parameter.placements
             if gradient.placements != wanted:
                 parameter.grad = gradient.redistribute(placements=wanted)
 
@@ -85,17 +85,18 @@ def _columns(layout: Layout, first: int, last: int) -> Iterable[tuple[int, int]]
     return zip(*ranks, strict=True)
 
 
+@torch.no_grad()  # so that local tensors cost nothing
 def squared_norm(parameters: Iterable[nn.Parameter], twice: Sequence[nn.Parameter]) -> Tensor:
     """What this rank adds to the squared norm of all gradients: over all ranks, each element counts
     once. ``twice``: copies of which the model holds two.
     """
     halves = {id(parameter) for parameter in twice}
-    parts = []
+    weights: list[int] = []
+    own: list[Tensor] = []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
-        wide = torch.promote_types(gradient.dtype, torch.float32)
         weight = 2 if id(parameter) in halves else 1
         if isinstance(gradient, DTensor):
             weight *= math.prod(
@@ -103,11 +104,15 @@ def squared_norm(parameters: Iterable[nn.Parameter], twice: Sequence[nn.Paramete
                 for axis, placement in enumerate(gradient.placements)
                 if isinstance(placement, Replicate)
             )
-        norm = torch.linalg.vector_norm(local_tensor(gradient), dtype=wide)
-        parts.append(norm.square() / weight)
-    return torch.stack(parts).sum()
+        weights.append(weight)
+        own.append(local_tensor(gradient))
+    wide = torch.promote_types(own[0].dtype, torch.float32)
+    norms = torch._foreach_norm(own, dtype=wide)  # noqa: SLF001 - those with names have no dtype
+    squares = torch.stack(norms).square()
+    return (squares / squares.new_tensor(weights)).sum()
 
 
+@torch.no_grad()
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients."""
     own = [local_tensor(p.grad) for p in parameters if p.grad is not None]

@@ -33,7 +33,7 @@ from executor.mesh import (
     shards,
 )
 from executor.models.block import NativeBlock
-from executor.models.ends import NativeEmbedding, NativeHead
+from executor.models.ends import NativeEmbedding, NativeHead, are_gathered_twice
 from executor.models.experts import NativeExpertFeedForward, NativeExperts
 from executor.models.parameters import SplitModule
 from executor.traffic import (
@@ -299,7 +299,9 @@ def _of_unit(chain: Chain, first: nn.Module, strategy: Strategy, sizes: _Sizes) 
     experts = [part for part in first.modules() if isinstance(part, NativeExperts)]
     apart = {id(p) for part in experts for p in part.parameters()}
     dense = {id(p): p for layer in layers for p in layer.parameters() if id(p) not in apart}
-    yield from _of_zero([*dense.values()], (replicas(strategy), shards(strategy)), strategy, sizes)
+    gathers = 2 if are_gathered_twice(layers) else 1
+    ranks = replicas(strategy), shards(strategy)
+    yield from _of_zero([*dense.values()], ranks, strategy, sizes, gathers=gathers)
     if shards(strategy) == 1 and not isinstance(first, NativeExperts):
         return  # experts are units of their own
     copies = sizes.layout.mesh.expert_dp
@@ -315,9 +317,10 @@ def _of_zero(
     sizes: _Sizes,
     *,
     names: tuple[str, str] = (REPLICAS, SHARDS),
+    gathers: int = 2,
 ) -> Iterator[Entry]:
     """``ranks``: that hold the same weights, and over which those are sharded. ``names``: axes of
-    the former beyond the latter, and of the latter.
+    the former beyond the latter, and of the latter. ``gathers``: of ZeRO-3 in a micro-batch.
     """
     if not parameters:
         return
@@ -330,7 +333,7 @@ def _of_zero(
     if over > 1:
         axis, every = sizes.mesh.axis(names[1], over), strategy.zero >= GRADIENTS_SHARDED
         yield REDUCE_SCATTER, axis, passes if every else 1, gradient
-        yield ALL_GATHER, axis, 2 * passes if strategy.zero == WEIGHTS_SHARDED else 1, weight
+        yield ALL_GATHER, axis, gathers * passes if strategy.zero == WEIGHTS_SHARDED else 1, weight
 
 
 def _padded(parameter: nn.Parameter, over: int) -> int:

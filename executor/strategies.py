@@ -10,6 +10,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, Shard
 
 from executor.mesh import shards
 from executor.models.chain import Chain
+from executor.models.ends import NativeHead, are_gathered_twice
 from executor.models.experts import NativeExperts
 from executor.models.parameters import initialise, split_parameters
 
@@ -64,7 +65,8 @@ class DataParallel:
 
     ZeRO-0 sums gradients once a step (all-reduce), ZeRO-1 does so to shards (reduce-scatter) and
     gathers weights once a step; ZeRO-2 reduce-scatters in every micro-batch; ZeRO-3 also gathers a
-    layer's weights for each pass. That is what the cost model prices, inside pipelines too.
+    layer's weights for each pass, those of the ends once for both (``are_gathered_twice``). That is
+    what the cost model prices, inside pipelines too.
     Gradients are summed, never averaged: the loss is divided by the tokens of the step.
     """
 
@@ -125,15 +127,18 @@ class DataParallel:
         def place(parameter: nn.Parameter) -> ShardPlacementResult | None:
             return ShardPlacementResult(None, info) if parameter in apart else None
 
+        has_head = isinstance(layers[-1], NativeHead)
         fully_shard(
             layers,
             mesh=self.mesh.replicas(strategy),
-            reshard_after_forward=strategy.zero == WEIGHTS_SHARDED,
+            reshard_after_forward=strategy.zero == WEIGHTS_SHARDED and not has_head,
             shard_placement_fn=place if apart else None,
             ignored_params=self._unwrapped,
             mp_policy=self._policy,
         )
-        self._add(layers, strategy)
+        unit = self._add(layers, strategy)
+        if not has_head:
+            unit.set_unshard_in_backward(are_gathered_twice(layers))
 
     @property
     def _policy(self) -> MixedPrecisionPolicy:
@@ -144,13 +149,14 @@ class DataParallel:
             cast_forward_inputs=False,
         )
 
-    def _add(self, modules: list[nn.Module], strategy: Strategy) -> None:
+    def _add(self, modules: list[nn.Module], strategy: Strategy) -> FSDPModule:
         """A unit, known by its first module."""
         first = modules[0]
         assert isinstance(first, FSDPModule)
         self.units.append((first, strategy))
         first.set_gradient_divide_factor(1.0)
         first.set_force_sum_reduction_for_comms(True)
+        return first
 
     def _prefetch(self) -> None:
         """Backward, each unit gathers the one before it. Left alone, FSDP follows the order of

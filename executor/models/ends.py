@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.nn import functional
 
+from costmodel.sharding import is_gathered_twice
 from executor.models.block import NativeNorm
 from executor.models.feedforward import STD
 from executor.models.parameters import SplitModule, Traits, local_part
@@ -15,13 +16,15 @@ from executor.models.recomputing import without_output
 from executor.models.tensorgroup import vocabulary_loss
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from executor.models.groups import LayerGroups
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Embedding, Head
 
-__all__ = ["NativeEmbedding", "NativeHead"]
+__all__ = ["NativeEmbedding", "NativeHead", "are_gathered_twice"]
 
 TIED_TO: Final = "layers.embedding.tokens"  # as a ``Chain`` calls it
 
@@ -99,6 +102,12 @@ class NativeHead(SplitModule):
     def tie(self, embedding: NativeEmbedding) -> None:
         """Project with the embedding's matrix."""
         self.register_parameter("projection", embedding.get_parameter("tokens"))
+
+
+def are_gathered_twice(layers: Iterable[nn.Module]) -> bool:
+    """Whether ZeRO-3 gathers a unit of these layers for its backward pass as well."""
+    ends = (each.spec for each in layers if isinstance(each, NativeEmbedding | NativeHead))
+    return all(is_gathered_twice(spec) for spec in ends)
 
 
 def _first_row(vocab: int, tp: TensorGroup) -> int:
