@@ -141,7 +141,12 @@ def session_of(model: ModelSpec, journal: Path | None, rounds: int) -> Session:
         seq_lens=LENGTHS,
     )
     plan = SessionPlan(
-        request=request, device="cpu", device_name="cpu", rounds=rounds, operators=False
+        request=request,
+        device="cpu",
+        device_name="cpu",
+        rounds=rounds,
+        operators=False,
+        wrapping=False,
     )
     return Session(plan, journal)
 

@@ -49,10 +49,10 @@ KIB: Final = 1024
 
 
 class LinkRank:
-    """One rank of the session."""
+    """One rank of the session, in a process group of all ranks."""
 
     def __init__(self, session: LinkSession) -> None:
-        """Join the others, and the groups that are measured."""
+        """Join the groups that are measured."""
         self.session = session
         if session.device == "cuda":
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -60,7 +60,6 @@ class LinkRank:
         else:
             self.device = torch.device("cpu")
             torch.set_num_threads(1)
-        dist.init_process_group(session.backend)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.control = dist.new_group(backend="gloo")  # beside what is measured
         self.own = {
@@ -92,7 +91,6 @@ class LinkRank:
                 samples = self._samples(task.point)
             if journal is not None:
                 journal.add(task_key(task), self.session.figure(task, samples))
-        dist.destroy_process_group()
 
     def wanted(self, journal: Journal) -> Iterator[int]:
         """Numbers of the session's tasks; those that would not end in time are left out."""
