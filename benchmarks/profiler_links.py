@@ -1,5 +1,5 @@
 """Profiles of layers and links against real steps of two processes on this CPU:
-python -m benchmarks.profiler_links [--quick]
+python -m benchmarks.profiler_links [--width 256] [--quick]
 
 A small Llama on two ranks with dp 2, tp 2, pp 2 and ZeRO-3. Layers, links and steps are taken in
 turns by the same two processes, in the same minutes; of each the least counts. Layers are measured
@@ -200,6 +200,7 @@ def ranked_alike(found: dict[str, tuple[float, float]]) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smaller model, two turns")
+    parser.add_argument("--width", type=int, choices=WIDTHS, help="one of the models")
     parser.add_argument("--rank", nargs=3, metavar=("FOLDER", "HIDDEN", "TURNS"))
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep profiles there")
     own = parser.parse_args()
@@ -208,10 +209,11 @@ def main() -> None:
         run_rank(lambda: Rank(Path(folder), int(hidden), int(turns)).run(), Path(folder))
         return
     turns = 2 if own.quick else TURNS
+    widths = (own.width,) if own.width else WIDTHS[: 1 if own.quick else None]
     os.environ["OMP_NUM_THREADS"] = "1"
     errors, pairs = [], []
     print(f"{'model':10} {'layout':7} {'predicted':>10} {'measured':>10} {'error':>7}  in interval")
-    for hidden in WIDTHS[: 1 if own.quick else None]:
+    for hidden in widths:
         with tempfile.TemporaryDirectory() as place:
             folder = (own.keep or Path(place)) / str(hidden)
             worker = ["-m", "benchmarks.profiler_links", "--rank", str(folder)]
