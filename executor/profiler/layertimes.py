@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKWARD",
+    "FIRST_BACKWARD",
+    "FIRST_FORWARD",
     "FORWARD",
     "REPLICAS",
     "STEP",
