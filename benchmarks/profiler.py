@@ -1,4 +1,4 @@
-"""A profile against real steps on this CPU: python -m benchmarks.profiler [--quick]
+"""A profile against real steps on this CPU: python -m benchmarks.profiler [--width 256] [--quick]
 
 Small Llamas are profiled, then steps of sizes that were not profiled are predicted and run, one
 process, one thread. Profile and steps are taken in turns, in the same minutes, and of each the
@@ -141,7 +141,12 @@ def session_of(model: ModelSpec, journal: Path | None, rounds: int) -> Session:
         seq_lens=LENGTHS,
     )
     plan = SessionPlan(
-        request=request, device="cpu", device_name="cpu", rounds=rounds, operators=False
+        request=request,
+        device="cpu",
+        device_name="cpu",
+        rounds=rounds,
+        operators=False,
+        wrapping=False,
     )
     return Session(plan, journal)
 
@@ -160,14 +165,16 @@ def differences(model: ModelSpec, rounds: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smaller model, two turns")
-    quick = parser.parse_args().quick
+    parser.add_argument("--width", type=int, choices=WIDTHS, help="one of the models")
+    asked = parser.parse_args()
+    widths = (asked.width,) if asked.width else WIDTHS[: 1 if asked.quick else None]
     errors = []
-    turns = 2 if quick else TURNS
+    turns = 2 if asked.quick else TURNS
     print(
         f"{'model':10} {'step':>14} {'predicted':>10} {'measured':>10} {'error':>7}  in interval"
         f" {'MiB':>7} {'measured':>8} {'error':>7}"
     )
-    for hidden in WIDTHS[: 1 if quick else None]:
+    for hidden in widths:
         model = llama(hidden)
         cases = [Asked(*own) for own in ASKED]
         least = dict.fromkeys(cases, float("inf"))
@@ -204,7 +211,7 @@ def main() -> None:
                 )
     sizes = sorted(abs(error) for error in errors)
     print(f"median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}")
-    apart = differences(llama(WIDTHS[0]), turns)
+    apart = differences(llama(widths[0]), turns)
     print(f"two profiles: median {statistics.median(apart):.1%} apart, worst {max(apart):.1%}")
 
 

@@ -1,5 +1,5 @@
 """Profiles of layers and links against real steps of two processes on this CPU:
-python -m benchmarks.profiler_links [--quick]
+python -m benchmarks.profiler_links [--width 256] [--quick]
 
 A small Llama on two ranks with dp 2, tp 2, pp 2 and ZeRO-3. Layers, links and steps are taken in
 turns by the same two processes, in the same minutes; of each the least counts. Layers are measured
@@ -14,8 +14,10 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -37,6 +39,9 @@ from profiles import load_calibration, load_cluster, save_text
 from profiles.measured import ClusterFacts, Profile
 from profiles.measuredfile import profile_text
 from profiles.training import Precision, TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CLUSTER = "2xcpu"
 WIDTHS = (256, 512)
@@ -102,8 +107,10 @@ class Rank:
             self.layers.run(
                 tell=lambda *_: None, should_stop=lambda upto=upto: next(upto, None) is None
             )
-            self._links(turn + 1)
-            self._steps()
+            with joined(f"links {turn}"):
+                self._links(turn + 1)
+            with joined(f"steps {turn}"):
+                self._steps()
             if os.environ["RANK"] == "0":
                 print(f"turn {turn + 1} of {self.turns}", file=sys.stderr, flush=True)
         if os.environ["RANK"] == "0":
@@ -118,7 +125,6 @@ class Rank:
 
     def _steps(self) -> None:
         inputs = inputs_of(self.hidden)
-        dist.init_process_group("gloo")
         for name, manual in LAYOUTS.items():
             layout = layout_from_degrees(inputs, manual)
             trainer = Trainer(
@@ -135,7 +141,17 @@ class Rank:
                 dist.all_reduce(seconds, dist.ReduceOp.MAX)
                 if step:
                     self.least[name] = min(self.least[name], float(seconds))
-        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(part: str) -> Iterator[None]:
+    """Both ranks in a process group; what the one before left in the store is not taken for its."""
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(part, dist.TCPStore(*place, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    yield
+    dist.destroy_process_group()
 
 
 def links_profile(folder: Path, turns: int) -> Profile:
@@ -184,6 +200,7 @@ def ranked_alike(found: dict[str, tuple[float, float]]) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smaller model, two turns")
+    parser.add_argument("--width", type=int, choices=WIDTHS, help="one of the models")
     parser.add_argument("--rank", nargs=3, metavar=("FOLDER", "HIDDEN", "TURNS"))
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep profiles there")
     own = parser.parse_args()
@@ -192,10 +209,11 @@ def main() -> None:
         run_rank(lambda: Rank(Path(folder), int(hidden), int(turns)).run(), Path(folder))
         return
     turns = 2 if own.quick else TURNS
+    widths = (own.width,) if own.width else WIDTHS[: 1 if own.quick else None]
     os.environ["OMP_NUM_THREADS"] = "1"
     errors, pairs = [], []
     print(f"{'model':10} {'layout':7} {'predicted':>10} {'measured':>10} {'error':>7}  in interval")
-    for hidden in WIDTHS[: 1 if own.quick else None]:
+    for hidden in widths:
         with tempfile.TemporaryDirectory() as place:
             folder = (own.keep or Path(place)) / str(hidden)
             worker = ["-m", "benchmarks.profiler_links", "--rank", str(folder)]

@@ -23,7 +23,7 @@ from costmodel.layers import (
     timed_layer,
 )
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
-from costmodel.measuredlayers import MeasuredLayers
+from costmodel.measuredlayers import MeasuredLayers, Wrapping
 from costmodel.measuredlinks import MeasuredTopology, pair_link
 from costmodel.operatorfit import as_found
 from costmodel.sharding import Replicas, StateCost, is_gathered_twice, state_cost
@@ -244,6 +244,8 @@ class CostContext:
     ) -> LayerStep:
         cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
         states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
+        wrapping = self._wrapping(layer, strategy, mesh)
+        states = states._replace(optimizer_s=states.optimizer_s + wrapping.step_s)
         own_root = isinstance(layer, Embedding) and not self.training.fsdp2
         if own_root and states.forward_comm_s:
             # the root unit of FSDP, which is not freed between its passes
@@ -252,15 +254,24 @@ class CostContext:
         if self.training.fsdp2 and not is_gathered_twice(layer):
             again = states.backward_comm_s - states.forward_comm_s
             states = states._replace(backward_comm_s=again)
+        forward = self._with_traffic(cost.forward, states.forward_comm_s / share_gather)
+        backward = self._with_traffic(cost.backward, states.backward_comm_s / share_gather)
         return LayerStep(
-            forward=self._with_traffic(cost.forward, states.forward_comm_s / share_gather),
-            backward=self._with_traffic(cost.backward, states.backward_comm_s / share_gather),
+            forward=forward + PassCost(compute_s=wrapping.forward_s),
+            backward=backward + PassCost(compute_s=wrapping.backward_s),
             weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
             transient_bytes=self._transient_bytes(layer, strategy, micro_batch, cost, states),
             states=states,
             basis=cost.basis,
         )
+
+    def _wrapping(self, layer: Layer, strategy: Strategy, mesh: Mesh) -> Wrapping:
+        """What was measured of the wrapper of data parallelism, where there is one."""
+        alone = all(own.size == 1 for own in self.replicas(mesh, strategy.shard_group))
+        if self._measured is None or alone:
+            return Wrapping()
+        return self._measured.wrapping(self._stated.get(layer, layer), strategy.tp, strategy.zero)
 
     def _transient_bytes(
         self,

@@ -8,10 +8,11 @@ links. Axes are tp, sequence length and micro-batch; the reference between point
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.interpolation import Basis, freed_of_noise, value_at
-from costmodel.layers import PassCost, timed_layer
+from costmodel.layers import PassCost, rank_parameters, timed_layer
+from costmodel.layout import Strategy
 from costmodel.work import Group
 from profiles.fingerprint import fingerprint
 from profiles.topology import GroupLink
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
     from costmodel.compute import DeviceModel
     from costmodel.interpolation import Place
     from costmodel.layers import TimedLayer
-    from costmodel.layout import Strategy
     from profiles.layers import Layer
     from profiles.measured import LayerTime, Profile
     from profiles.training import TrainingSpec
 
-__all__ = ["MeasuredLayers", "measured_of"]
+__all__ = ["MeasuredLayers", "Wrapping", "measured_of"]
 
 AXES = (-1, 1, 1)  # tp, sequence length, micro-batch: along which work grows
 ALONE = dict.fromkeys((Group.TP, Group.CP, Group.EP, Group.EXPERT_TP), GroupLink(1, ()))
@@ -54,6 +54,14 @@ def measured_of(profile: Profile, layer: Layer, *, device: str, precision: str) 
         and (row.device, row.precision) == (device, precision)
         and row.backward_s is not None
     ]
+
+
+class Wrapping(NamedTuple):
+    """Seconds that the wrapper of data parallelism adds to a layer's passes, and to each step."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,32 @@ class MeasuredLayers:
         if rows.update:
             update_s, _ = value_at(rows.update, place, lambda _: 1.0)
         return _with(timed, forward_s, backward_s, update_s, basis)
+
+    def wrapping(self, layer: Layer, tp: int, zero: int) -> Wrapping:
+        """What the wrapper of a stage of ZeRO adds; nothing where that was not measured. Between
+        shards, and beyond them, it goes with their weights.
+        """
+        names = names_of(self.profile, layer)
+        own = (self.device.device.name, self.training.precision.value, zero)
+        rows = {
+            (row.tp,): row
+            for row in self.profile.layer_wrapping
+            if (row.model, row.layer) in names and (row.device, row.precision, row.zero) == own
+        }
+        if not rows:
+            return Wrapping()
+
+        def weights(place: Place) -> float:
+            return float(rank_parameters(layer, Strategy(tp=place[0]))[0])
+
+        return Wrapping(
+            *(
+                value_at(
+                    {place: getattr(row, name) for place, row in rows.items()}, (tp,), weights
+                )[0]
+                for name in Wrapping._fields
+            )
+        )
 
     def _holding(
         self, timed: TimedLayer, layer: Layer, strategy: Strategy, micro_batch: int

@@ -150,6 +150,26 @@ class NoRoom(LayerShard):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWrapping:
+    """Seconds that the wrapper of data parallelism adds to one layer on one rank, collectives left
+    out: hooks, and copies of weights and gradients into the buffers of collectives and back.
+    ``forward_s`` and ``backward_s`` are of each pass, ``step_s`` of each step. ``zero``: the stage,
+    0 for whole replicas. It depends on the layer's weights, not on tokens.
+    """
+
+    device: str
+    model: str
+    layer: str
+    tp: int = 1
+    precision: str
+    zero: int
+    forward_s: float
+    backward_s: float
+    step_s: float
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
     """Seconds of one operator. ``operator`` is ``gemm`` of ``shape`` (m, n, k), ``attention`` of
     (batch, heads, sequence, head size), causal, or ``stream`` of (elements,): an element-wise sum
@@ -266,6 +286,7 @@ class Profile:
     models: tuple[ModelFacts, ...] = ()
     clusters: tuple[ClusterFacts, ...] = ()
     layer_times: tuple[LayerTime, ...] = ()
+    layer_wrapping: tuple[LayerWrapping, ...] = ()
     layer_held: tuple[LayerHeld, ...] = ()
     no_room: tuple[NoRoom, ...] = ()
     operator_times: tuple[OperatorTime, ...] = ()

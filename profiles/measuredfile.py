@@ -18,6 +18,7 @@ from profiles.measured import (
     LayerHeld,
     LayerMemory,
     LayerTime,
+    LayerWrapping,
     ModelFacts,
     NoRoom,
     OperatorTime,
@@ -117,6 +118,21 @@ class LayerTimeFile(FileSchema):
     optimizer: Numbers | None = None
     sequence_parallel: bool = False
     spread: Measured | None = Field(None, description="(median - least) / least of the samples.")
+    doubtful: bool = Field(False, description="The samples differ too much, or were disturbed.")
+
+
+class LayerWrappingFile(FileSchema):
+    """What the wrapper of data parallelism adds to one layer, without collectives."""
+
+    device: Device
+    model: Where
+    layer: Layer
+    tp: Count = 1
+    precision: Numbers
+    zero: Annotated[int, Field(ge=0, le=3, description="The stage; 0: whole replicas.")]
+    forward_ms: Measured = Field(description="Each pass.")
+    backward_ms: Measured = Field(description="Each pass.")
+    step_ms: Measured = Field(description="Each step.")
     doubtful: bool = Field(False, description="The samples differ too much, or were disturbed.")
 
 
@@ -246,6 +262,7 @@ class ProfileFile(FileSchema):
     models: list[ModelFactsFile] = Field(default=[])
     clusters: list[ClusterFactsFile] = Field(default=[])
     layer_times: list[LayerTimeFile] = Field(default=[])
+    layer_wrapping: list[LayerWrappingFile] = Field(default=[])
     layer_held: list[LayerHeldFile] = Field(default=[])
     no_room: list[NoRoomFile] = Field(default=[])
     operator_times: list[OperatorTimeFile] = Field(default=[])
@@ -262,6 +279,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "models": ModelFacts,
     "clusters": ClusterFacts,
     "layer_times": LayerTime,
+    "layer_wrapping": LayerWrapping,
     "layer_held": LayerHeld,
     "no_room": NoRoom,
     "operator_times": OperatorTime,

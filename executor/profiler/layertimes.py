@@ -1,27 +1,48 @@
-"""Times of one layer on one rank: forward, backward, and what an optimizer step adds."""
+"""Times of one layer on one rank: forward, backward, what an optimizer step adds, and what the
+wrapper of data parallelism does.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from costmodel.layout import Strategy
 from executor.gradients import scale_gradients, squared_norm, sum_partial
+from executor.profiler.points import Point
 from executor.profiler.probe import Probe
 from executor.profiler.timing import Sample, sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from executor.clock import Clock
-    from executor.profiler.points import Point
+    from executor.profiler.points import WrappingPoint
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["BACKWARD", "FORWARD", "STEP", "layer_samples"]
+__all__ = [
+    "BACKWARD",
+    "FIRST_BACKWARD",
+    "FIRST_FORWARD",
+    "FORWARD",
+    "REPLICAS",
+    "STEP",
+    "added",
+    "layer_samples",
+    "wrapping_samples",
+]
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 STEP: Final = "step"
-FIRST: Final = "first backward"
+FIRST_FORWARD: Final = "first forward"
+FIRST_BACKWARD: Final = "first backward"
+PASSES: Final = ((FIRST_FORWARD, FIRST_BACKWARD), (FORWARD, BACKWARD))
+FEW_TOKENS: Final = 16  # so that a layer's own time does not drown what its wrapper does
+REPLICAS: Final = 2
+REDUCES_EACH, GATHERS_EACH = 2, 3  # stages of ZeRO from which each pass communicates
 
 
 def layer_samples(
@@ -32,22 +53,71 @@ def layer_samples(
     the mean of both. Raises torch's error where memory is short.
     """
     probe = Probe(model, training, point, device)
+    found = [
+        Sample(
+            {
+                FORWARD: (own[FIRST_FORWARD] + own[FORWARD]) / 2,
+                BACKWARD: (own[FIRST_BACKWARD] + own[BACKWARD]) / 2,
+                STEP: own[STEP],
+            },
+            sample.disturbed,
+        )
+        for sample in _steps(probe, device)
+        for own in (sample.seconds,)
+    ]
+    return found, probe.num_parameters
+
+
+def wrapping_samples(
+    model: ModelSpec, training: TrainingSpec, own: WrappingPoint, device: torch.device
+) -> list[Sample]:
+    """Samples of such a step with few tokens, first and second micro-batch apart. Needs a process
+    group of both replicas, or of one.
+    """
+    point = Point(layer=own.layer, tp=own.tp, sequence_parallel=False, batch=1, seq_len=FEW_TOKENS)
+    strategy = Strategy(tp=own.tp)
+    if own.zero is not None:
+        strategy = Strategy(tp=own.tp, dp=REPLICAS, zero=own.zero)
+    return _steps(Probe(model, training, point, device, strategy=strategy), device)
+
+
+def added(alone: Mapping[str, float], wrapped: Mapping[str, float], zero: int) -> dict[str, float]:
+    """What a wrapper adds to each pass, and once a step. What only the first forward pass or the
+    last backward pass of a step does, as the stage has it, counts once. Two replicas share an
+    update from stage 1 on.
+    """
+    more = {what: wrapped[what] - alone[what] for what in alone}
+    forward = more[FORWARD]
+    if zero >= GATHERS_EACH:
+        forward = (more[FIRST_FORWARD] + more[FORWARD]) / 2
+    backward = more[FIRST_BACKWARD]
+    if zero >= REDUCES_EACH:
+        backward = (more[FIRST_BACKWARD] + more[BACKWARD]) / 2
+    once = sum(more[what] for both in PASSES for what in both) - 2 * (forward + backward)
+    once += wrapped[STEP] - alone[STEP] / (REPLICAS if zero else 1)
+    return {FORWARD: max(0.0, forward), BACKWARD: max(0.0, backward), STEP: max(0.0, once)}
+
+
+def _steps(probe: Probe, device: torch.device) -> list[Sample]:
+    """Samples of a step of two micro-batches, of one layer."""
 
     def step(clock: Clock) -> None:
         probe.data_parallel.set_last_backward(last=False)
-        for what in (FIRST, BACKWARD):
-            with clock.busy(f"{FORWARD} of {what}"):
+        for number, (ahead, back) in enumerate(PASSES, 1):
+            with clock.busy(ahead):
                 y = probe.forward()
-            if what == BACKWARD:
+            if number == len(PASSES):
                 probe.data_parallel.set_last_backward(last=True)
-            with clock.busy(what):
+            with clock.busy(back):
                 probe.backward(y)
             del y
         with clock.busy(STEP):
             update(probe)
 
-    samples = sampled(step, device)
-    return [_of_one(sample, probe.copies) for sample in samples], probe.num_parameters
+    return [
+        Sample({what: s / probe.copies for what, s in own.seconds.items()}, own.disturbed)
+        for own in sampled(step, device)
+    ]
 
 
 def update(probe: Probe) -> None:
@@ -58,14 +128,3 @@ def update(probe: Probe) -> None:
     scale_gradients(own, 1 / max(norm, 1.0))
     probe.optimizer.step()
     probe.optimizer.zero_grad()
-
-
-def _of_one(sample: Sample, copies: int) -> Sample:
-    """The sample of one of several layers, and of one pass of two."""
-    own = sample.seconds
-    parts = {
-        FORWARD: sum(own[f"{FORWARD} of {what}"] for what in (FIRST, BACKWARD)) / 2,
-        BACKWARD: (own[FIRST] + own[BACKWARD]) / 2,
-        STEP: own[STEP],
-    }
-    return Sample({what: s / copies for what, s in parts.items()}, sample.disturbed)

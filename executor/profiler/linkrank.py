@@ -1,7 +1,14 @@
 """One rank of a session that measures links.
 
 All ranks take the same points in the same order; rank 0 decides what comes next, keeps the journal
-and looks at the clock. A sample is the time of the slowest rank, since a step waits for that.
+and looks at the clock.
+
+A collective is timed as layers use it: between calls every rank reads and writes more than its
+caches hold, and makes anew what it sends. So it finds memory cold and the others not quite ready,
+on a CPU its threads asleep as well, and takes up to three times what calls in a row would. A step
+has many, so a sample is the mean of some, over the ranks too, since what one waits the other is
+late. Of p2p, whose receiver waits for the sender anyway, and of overlap, calls in a row are timed,
+and the slowest rank counts.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.distributed as dist
 
+from executor.clock import Clock
 from executor.profiler.linkcalls import call_of, start_of
 from executor.profiler.linksession import (
     ALONE,
@@ -25,20 +33,26 @@ from executor.profiler.linksession import (
     FEWEST,
     LONG_S,
     MOST,
+    USED,
     task_key,
 )
+from profiles.measured import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from executor.profiler.journal import Journal
+    from executor.profiler.linkcalls import LinkCall
     from executor.profiler.linkpoints import LinkPoint, RankGroups
     from executor.profiler.linksession import LinkSession
 
 __all__ = ["LinkRank"]
 
 WARM_UP: Final = 2
-ENOUGH_S: Final = 0.25  # of sampling
+ENOUGH_S: Final = 0.25  # of sampling calls in a row
+ENOUGH_USED_S: Final = 0.5  # of sampling them between work
+SAMPLE_USED_S: Final = 0.04
+SWEPT: Final = {"cpu": 2**24, "cuda": 2**28}  # bytes that ranks go through between calls
 SAMPLE_S: Final = 3e-3  # what a sample lasts at least: short messages go several times
 MOST_REPEATS: Final = 50
 MATRIX: Final = {"cpu": 256, "cuda": 4096}  # of the compute beside which a collective runs
@@ -49,10 +63,10 @@ KIB: Final = 1024
 
 
 class LinkRank:
-    """One rank of the session."""
+    """One rank of the session, in a process group of all ranks."""
 
     def __init__(self, session: LinkSession) -> None:
-        """Join the others, and the groups that are measured."""
+        """Join the groups that are measured."""
         self.session = session
         if session.device == "cuda":
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -60,7 +74,6 @@ class LinkRank:
         else:
             self.device = torch.device("cpu")
             torch.set_num_threads(1)
-        dist.init_process_group(session.backend)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.control = dist.new_group(backend="gloo")  # beside what is measured
         self.own = {
@@ -92,7 +105,6 @@ class LinkRank:
                 samples = self._samples(task.point)
             if journal is not None:
                 journal.add(task_key(task), self.session.figure(task, samples))
-        dist.destroy_process_group()
 
     def wanted(self, journal: Journal) -> Iterator[int]:
         """Numbers of the session's tasks; those that would not end in time are left out."""
@@ -129,11 +141,21 @@ class LinkRank:
         found: list[float] = own.tolist()
         return found
 
+    def _mean(self, seconds: list[float]) -> list[float]:
+        """Each sample, the mean of the ranks."""
+        own = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(own, group=self.control)
+        found: list[float] = (own / self.world).tolist()
+        return found
+
     def _samples(self, point: LinkPoint) -> dict[str, list[float]]:
         """Samples in seconds, by what ran."""
         group, ranks = self.own[point.groups]
         call = call_of(point, group, ranks, self.device)
-        alone = self._timed(call)
+        if point.operation is not Operation.P2P and not point.overlap:
+            return {USED: self._used(call)}
+        made = call.make()
+        alone = self._timed(lambda: call.run(*made))
         if not point.overlap:
             return {ALONE: alone}
         compute = self._compute(min(alone))
@@ -163,6 +185,31 @@ class LinkRank:
                 torch.matmul(x, y, out=out)
 
         return compute
+
+    def _used(self, call: LinkCall) -> list[float]:
+        """Samples of a call between ranks at work."""
+        swept = torch.zeros(SWEPT[self.device.type] // 4, device=self.device)
+
+        def spent_s(repeats: int) -> float:
+            clock = Clock(self.device)
+            for _ in range(repeats):
+                swept.add_(1)
+                made = call.make()
+                with clock.busy(USED):
+                    call.run(*made)
+            return clock.take()[USED] / repeats
+
+        for _ in range(WARM_UP):
+            (once_s,) = self._slowest([self._elapsed(lambda: spent_s(1), 1)])
+        repeats = min(MOST_REPEATS, ceil(SAMPLE_USED_S / once_s))
+        count = min(MOST, max(FEWEST, int(ENOUGH_USED_S / (repeats * once_s))))
+        if once_s > LONG_S:
+            count = FEW
+        own = []
+        for _ in range(count):
+            dist.barrier(group=self.control)
+            own.append(spent_s(repeats))
+        return self._mean(own)
 
     def _timed(self, call: Callable[[], object]) -> list[float]:
         """Samples of a call, all ranks starting together."""

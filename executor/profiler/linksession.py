@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from executor.profiler.journal import NO_ROOM, Journal
@@ -21,6 +22,7 @@ __all__ = [
     "LONG_S",
     "METHOD",
     "MOST",
+    "USED",
     "LinkSession",
     "LinkTask",
     "figures_of",
@@ -30,14 +32,16 @@ __all__ = [
 ]
 
 ALONE, COMPUTE, BOTH = "alone", "compute", "both"
+USED = "in use"
 FEWEST: Final = 5  # samples
 MOST: Final = 25
 LONG_S: Final = 1.0  # samples that take longer are FEW
 FEW: Final = 3
 METHOD: Final = (
-    f"least of {FEWEST} to {MOST} samples ({FEW} of those above {LONG_S:g} s) in each round, each "
-    "the slowest rank's; all groups of a kind at once; p2p: half of there and back; doubtful where "
-    f"the median is more than {WIDE:.0%} above the least"
+    f"{FEWEST} to {MOST} samples ({FEW} of those above {LONG_S:g} s) in each round, the least of "
+    "rounds; all groups of a kind at once; collectives between ranks at work: the median sample, "
+    "each the mean of some calls; p2p: the least of half of there and back, calls in a row; "
+    f"doubtful where the median is more than {WIDE:.0%} above the least"
 )
 DIGITS: Final = 5
 
@@ -94,8 +98,9 @@ class LinkSession:
             figure_of([Sample({what: half * seconds}) for seconds in own])
             for what, own in samples.items()
         ]
+        least = {what: seconds for own in figures for what, seconds in own.seconds.items()}
         return Figure(
-            {what: least for own in figures for what, least in own.seconds.items()},
+            least | {what: median(own) for what, own in samples.items() if what == USED},
             max(own.spread for own in figures),
             doubtful=any(own.doubtful for own in figures),
         )
@@ -156,7 +161,7 @@ def measured_links(
         times.append(
             CollectiveTime(
                 **place,
-                seconds=_told(figure.seconds[ALONE]),
+                seconds=_told(figure.seconds.get(USED) or figure.seconds[ALONE]),
                 spread=_told(figure.spread, 2),
                 doubtful=figure.doubtful,
             )

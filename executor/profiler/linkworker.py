@@ -18,9 +18,13 @@ def main() -> None:
     session = LinkSession.read(Path(sys.argv[1]))
 
     def work() -> None:
-        from executor.profiler.linkrank import LinkRank  # noqa: PLC0415 - its errors are ours too
+        import torch.distributed as dist  # noqa: PLC0415 - its errors are ours too
 
+        from executor.profiler.linkrank import LinkRank  # noqa: PLC0415 - as well
+
+        dist.init_process_group(session.backend)
         LinkRank(session).run()
+        dist.destroy_process_group()
 
     run_rank(work, session.out)
 

@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["Point", "Request", "layer_labels", "layer_points", "model_facts"]
+__all__ = [
+    "Point",
+    "Request",
+    "WrappingPoint",
+    "layer_labels",
+    "layer_points",
+    "model_facts",
+    "wrapping_points",
+]
 
 SHORT: Final = 16  # digits of a fingerprint in a profile
+STAGES: Final = (None, 0, 1, 2, 3)  # of ZeRO; None: no other rank has the same weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,21 @@ class Point:
         shard = f", tp {self.tp}" if self.tp > 1 else ""
         shard += " with sequence parallelism" if self.sequence_parallel else ""
         return f"{self.layer}{shard}, micro-batch {self.batch} x {self.seq_len} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappingPoint:
+    """One layer on one rank of two with the same weights under a stage of ZeRO, or alone."""
+
+    layer: str
+    tp: int
+    zero: int | None
+
+    def __str__(self) -> str:
+        shard = f", tp {self.tp}" if self.tp > 1 else ""
+        return f"wrapping of {self.layer}{shard}, " + (
+            "alone" if self.zero is None else f"zero {self.zero}"
+        )
 
 
 def layer_labels(model: ModelSpec) -> dict[str, Layer]:
@@ -96,6 +120,12 @@ def layer_points(request: Request) -> tuple[list[Point], list[str]]:
     if not points:
         raise InputError(Problem(where="--tp", message="; ".join(notes)))
     return sorted(points, key=lambda point: _order(point, request)), notes
+
+
+def wrapping_points(points: list[Point]) -> list[WrappingPoint]:
+    """Of each layer and shard what wrappers add, whatever the micro-batch."""
+    shards = dict.fromkeys((point.layer, point.tp) for point in points)
+    return [WrappingPoint(layer=layer, tp=tp, zero=zero) for layer, tp in shards for zero in STAGES]
 
 
 def _of_degree(request: Request, tp: int) -> Iterator[Point]:

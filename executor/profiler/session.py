@@ -15,17 +15,38 @@ import torch
 
 from executor.profiler.device import device_facts, open_device
 from executor.profiler.journal import NO_ROOM, Journal
-from executor.profiler.layertimes import BACKWARD, FORWARD, STEP, layer_samples
+from executor.profiler.layertimes import (
+    BACKWARD,
+    FORWARD,
+    REPLICAS,
+    STEP,
+    added,
+    layer_samples,
+    wrapping_samples,
+)
 from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import OperatorPoint, operator_points, operator_samples
-from executor.profiler.points import Point, layer_points, model_facts
+from executor.profiler.points import (
+    Point,
+    WrappingPoint,
+    layer_points,
+    model_facts,
+    wrapping_points,
+)
 from executor.profiler.probe import pretended_group
 from executor.profiler.timing import METHOD, Figure, figure_of, merged
 from profiles.fingerprint import fingerprint
-from profiles.measured import LayerHeld, LayerTime, NoRoom, OperatorTime, Profile
+from profiles.measured import (
+    LayerHeld,
+    LayerTime,
+    LayerWrapping,
+    NoRoom,
+    OperatorTime,
+    Profile,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from costmodel.layout import Recompute
@@ -50,6 +71,7 @@ class SessionPlan:
     rounds: int = ROUNDS
     operators: bool = True
     memory: bool = True
+    wrapping: bool = True
     date: str | None = None
 
 
@@ -66,7 +88,7 @@ class HeldPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    point: Point | OperatorPoint | HeldPoint
+    point: Point | OperatorPoint | HeldPoint | WrappingPoint
     round: int
 
     @property
@@ -85,7 +107,8 @@ class Session:
         self.facts = device_facts(self.device, plan.device_name, method=METHOD, date=plan.date)
         operators = operator_points(self.device.type) if plan.operators else []
         rounds = range(plan.rounds)
-        order: list[Point | OperatorPoint] = [*points, *operators]
+        wrapping = wrapping_points(points) if plan.wrapping else []
+        order: list[Point | OperatorPoint | WrappingPoint] = [*points, *wrapping, *operators]
         self.tasks = [_Task(point, number) for number in rounds for point in order]
         if plan.memory:
             held = [_Task(each, 0) for each in held_points(points, plan.request)]
@@ -132,6 +155,8 @@ class Session:
                 self._measure_layer(task)
             elif isinstance(task.point, HeldPoint):
                 self._measure_held(task.key, task.point)
+            elif isinstance(task.point, WrappingPoint):
+                self._measure_wrapping(task.key, task.point)
             else:
                 samples = operator_samples(task.point, self.precision, self.device)
                 self.journal.add(task.key, figure_of(samples))
@@ -149,6 +174,12 @@ class Session:
             samples, count = layer_samples(request.model, request.training, point, self.device)
         self.journal.add(task.key, figure_of(samples), parameters=count)
 
+    def _measure_wrapping(self, key: str, own: WrappingPoint) -> None:
+        request = self.plan.request
+        with pretended_group(own.tp * (1 if own.zero is None else REPLICAS)):
+            samples = wrapping_samples(request.model, request.training, own, self.device)
+        self.journal.add(key, figure_of(samples))
+
     def _measure_held(self, key: str, own: HeldPoint) -> None:
         request = self.plan.request
         with pretended_group(own.point.tp):
@@ -161,8 +192,10 @@ class Session:
         """Everything measured so far."""
         times, no_room, operators, held = [], [], [], []
         for point in dict.fromkeys(task.point for task in self.tasks):
-            keys = [_Task(point, number).key for number in range(self.plan.rounds)]
+            keys = self._keys(point)
             found = [figure for key in keys if (figure := self.journal.figure(key))]
+            if isinstance(point, WrappingPoint):
+                continue
             if isinstance(point, HeldPoint):
                 if (own := self.journal.found.get(keys[0])) and own != NO_ROOM:
                     held.append(self._layer_held(point, own["bytes"]))
@@ -181,10 +214,41 @@ class Session:
             devices=(_with_rates(self.facts, operators),),
             models=(model_facts(self.plan.request.model),),
             layer_times=tuple(times),
+            layer_wrapping=tuple(self._wrappings()),
             layer_held=tuple(held),
             no_room=tuple(no_room),
             operator_times=tuple(operators),
         )
+
+    def _keys(self, point: Point | OperatorPoint | HeldPoint | WrappingPoint) -> list[str]:
+        """A point's tasks in the journal."""
+        return [_Task(point, number).key for number in range(self.plan.rounds)]
+
+    def _wrappings(self) -> Iterator[LayerWrapping]:
+        """What wrappers add, where a layer was measured both alone and wrapped."""
+        figures = {
+            point: merged(found)
+            for point in dict.fromkeys(task.point for task in self.tasks)
+            if isinstance(point, WrappingPoint)
+            if (found := [own for key in self._keys(point) if (own := self.journal.figure(key))])
+        }
+        for point, wrapped in figures.items():
+            alone = figures.get(replace(point, zero=None))
+            if point.zero is None or alone is None:
+                continue
+            more = added(alone.seconds, wrapped.seconds, point.zero)
+            yield LayerWrapping(
+                device=self.facts.device,
+                model=self.plan.request.model.name,
+                layer=point.layer,
+                tp=point.tp,
+                precision=self.precision,
+                zero=point.zero,
+                forward_s=_told(more[FORWARD]),
+                backward_s=_told(more[BACKWARD]),
+                step_s=_told(more[STEP]),
+                doubtful=alone.doubtful or wrapped.doubtful,
+            )
 
     def _place(self, point: Point) -> dict[str, Any]:
         place = asdict(point)

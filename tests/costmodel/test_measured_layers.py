@@ -21,7 +21,15 @@ from costmodel.work import AttentionCore, Gemm, Stream
 from profiles import load_calibration, load_cluster
 from profiles.fingerprint import fingerprint
 from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
-from profiles.measured import DeviceFacts, LayerHeld, LayerTime, ModelFacts, OperatorTime, Profile
+from profiles.measured import (
+    DeviceFacts,
+    LayerHeld,
+    LayerTime,
+    LayerWrapping,
+    ModelFacts,
+    OperatorTime,
+    Profile,
+)
 from profiles.model import LayerRun, ModelSpec
 from profiles.training import AttentionKernel, Optimizer, Precision, TrainingSpec
 
@@ -223,6 +231,33 @@ def test_measured_bytes_grow_with_the_micro_batch_and_leave_others_alone():
     assert (found.saved_bytes, found.transient_bytes) == (3000, 210)
     plain = context(None).compute(BLOCK, Strategy(), 3, Mesh())
     assert own.compute(BLOCK, Strategy(), 3, Mesh()).saved_bytes == plain.saved_bytes
+
+
+def wrapping(zero: int, tp: int = 1, **more) -> LayerWrapping:
+    return LayerWrapping(
+        device="cpu", model="small", layer="block-0", tp=tp, precision="fp32", zero=zero,
+        **{"forward_s": 1e-3, "backward_s": 2e-3, "step_s": 4e-3, **more},
+    )  # fmt: skip
+
+
+def test_wrapping_adds_to_passes_and_to_the_step_where_ranks_hold_the_same_weights():
+    bare, wrapped = (
+        context(profile(row(), layer_wrapping=own)) for own in ((), (wrapping(0), wrapping(3)))
+    )
+    for mesh, zero, count in ((Mesh(dp=2), 0, 1), (Mesh(dp=2), 3, 1), (Mesh(), 0, 0)):
+        strategy = Strategy(dp=mesh.dp, zero=zero)
+        less, more = (own.layer(BLOCK, strategy, 1, mesh) for own in (bare, wrapped))
+        assert more.forward.total_s - less.forward.total_s == pytest.approx(count * 1e-3)
+        assert more.backward.total_s - less.backward.total_s == pytest.approx(count * 2e-3)
+        assert more.states.optimizer_s - less.states.optimizer_s == pytest.approx(count * 4e-3)
+
+
+def test_wrapping_goes_with_the_weights_of_a_shard_and_is_of_its_stage():
+    own = context(profile(row(), layer_wrapping=(wrapping(3),)))._measured
+    assert own.wrapping(BLOCK, 1, 3).step_s == 4e-3
+    assert own.wrapping(BLOCK, 2, 3).step_s == pytest.approx(2e-3, rel=0.01)  # norms stay whole
+    assert own.wrapping(BLOCK, 1, 2) == (0, 0, 0)
+    assert own.wrapping(ENDS[0], 1, 3) == (0, 0, 0)
 
 
 def test_a_device_is_as_it_was_found():

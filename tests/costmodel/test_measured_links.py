@@ -15,7 +15,7 @@ from costmodel.linkcurve import LinkCurve, curve_of
 from costmodel.measuredlinks import MeasuredTopology, pair_link, with_overlap
 from costmodel.work import CollectiveKind
 from executor.profiler.linkpoints import RankGroups, link_groups, link_points
-from planner import load_inputs, plan_training
+from planner import explain_plan, load_inputs, plan_training
 from planner.manual import ManualLayout, layout_from_degrees
 from planner.plan import plan_of
 from planner.profiled import with_profiles
@@ -24,6 +24,7 @@ from profiles.errors import InputError
 from profiles.measured import ClusterFacts, CollectiveTime, Operation, Overlap, Profile
 from profiles.measuredfile import profile_text
 from profiles.topology import Topology
+from reports import explain_answer
 
 CLUSTER = "2x8xh100-80g"
 NODES, PER_NODE = 2, 8
@@ -265,9 +266,19 @@ def test_a_link_ten_times_slower_changes_the_plan(tmp_path):
 def test_what_is_extrapolated_is_told_and_is_less_sure(tmp_path):
     exact = under(as_the_formula_says(), tmp_path)
     far = under(as_the_formula_says(sizes=(2**10, 2**12)), tmp_path, name="far.yaml")
-    assert not any("communication" in note for note in estimate_of(exact).notes)
-    told = estimate_of(far)
-    assert any("communication lies beyond the points" in note for note in told.notes)
+    sure, told = (
+        plan_of(own, layout_from_degrees(own, ManualLayout(tp=8, micro_batch=1)))
+        for own in (exact, far)
+    )
+    words = "communication lies beyond the points of the profile"
+    assert words in str(explain_answer(explain_plan(told, ())))
+    assert "communication" not in "".join(sure.estimate.notes)
+
+    def width(own):
+        fast, slow = own.estimate.interval_s
+        return slow / fast
+
+    assert width(told) > width(sure)
 
 
 def test_doubtful_points_are_told(tmp_path):

@@ -16,6 +16,7 @@ from executor.profiler.device import processor
 from executor.profiler.linkpoints import LinkPoint, link_points
 from executor.profiler.linkrank import LinkRank
 from executor.profiler.linksession import (
+    USED,
     LinkSession,
     LinkTask,
     figures_of,
@@ -185,6 +186,16 @@ def test_the_least_of_rounds_counts_and_half_of_there_and_back(tmp_path):
     (figure,) = figures_of(own, own.journal()).values()
     assert figure.seconds == {"alone": 1.0}
     assert figure.doubtful  # twice as long in the other round
+
+
+def test_of_collectives_in_use_the_median_sample_counts(tmp_path):
+    own = session(tmp_path, [point()])
+    journal = own.journal()
+    for number, samples in enumerate(([4.0, 6.0, 5.0], [3.0, 3.0, 2.0])):
+        task = LinkTask(own.points[0], number)
+        journal.add(task_key(task), own.figure(task, {USED: samples}))
+    (time,), _ = measured_links("2xcpu", figures_of(own, own.journal()))
+    assert time.seconds == 3.0
 
 
 def test_samples_that_differ_are_doubtful(tmp_path):

@@ -17,7 +17,14 @@ from executor.job import Recipe
 from executor.profiler import session as sessions
 from executor.profiler.held import Held
 from executor.profiler.journal import NO_ROOM
-from executor.profiler.layertimes import BACKWARD, FORWARD, STEP
+from executor.profiler.layertimes import (
+    BACKWARD,
+    FIRST_BACKWARD,
+    FIRST_FORWARD,
+    FORWARD,
+    STEP,
+    added,
+)
 from executor.profiler.measuring import measure_layers
 from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import operator_points
@@ -72,7 +79,7 @@ def point(layer: str, tp: int = 1, *, sequence_parallel: bool = False) -> Point:
 
 
 def session_of(journal=None, **more) -> Session:
-    usual = {"rounds": 1, "operators": False, "memory": False}
+    usual = {"rounds": 1, "operators": False, "memory": False, "wrapping": False}
     plan = SessionPlan(request=request(), device="cpu", device_name="cpu", **{**usual, **more})
     return Session(plan, journal)
 
@@ -195,7 +202,7 @@ def test_a_journal_of_something_else_is_not_taken_up(tmp_path):
     run(session_of(journal))
     other = SessionPlan(
         request=request(llama(blocks=3)), device="cpu", device_name="cpu", rounds=1,
-        operators=False, memory=False,
+        operators=False, memory=False, wrapping=False,
     )  # fmt: skip
     assert len(run(Session(other, journal))) == 6
 
@@ -225,6 +232,40 @@ def test_a_point_without_room_is_a_fact_and_the_rest_goes_on(monkeypatch):
     }  # fmt: skip
     assert len(found.layer_times) == 3
     assert NO_ROOM in own.journal.found.values()
+
+
+ALONE = {FIRST_FORWARD: 10.0, FORWARD: 10.0, FIRST_BACKWARD: 20.0, BACKWARD: 21.0, STEP: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("zero", "more", "forward", "backward", "once"),
+    [
+        (0, (1, 1, 2, 7), 1, 2, 5 + 4 - 4),  # reduces gradients after the last pass
+        (1, (4, 1, 2, 7), 1, 2, 3 + 5 + 4 - 2),  # gathers weights before the first one too
+        (2, (4, 1, 6, 8), 1, 7, 3 + 4 - 2),  # reduces after each pass
+        (3, (5, 3, 6, 8), 4, 7, 4 - 2),  # gathers before each pass
+        (0, (-1, -1, -2, -2), 0, 0, 0),  # noise
+    ],
+)
+def test_what_a_wrapper_adds_counts_each_pass_or_once(zero, more, forward, backward, once):
+    passes = (FIRST_FORWARD, FORWARD, FIRST_BACKWARD, BACKWARD)
+    wrapped = {what: ALONE[what] + own for what, own in zip(passes, more, strict=True)}
+    found = added(ALONE, {**wrapped, STEP: ALONE[STEP]}, zero)
+    assert found == {FORWARD: forward, BACKWARD: backward, STEP: once}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_wrapping_is_measured_of_every_layer_and_stage(monkeypatch, tp):
+    monkeypatch.setattr(sessions, "layer_points", lambda _: ([point("block-0", tp)], []))
+    monkeypatch.setattr(sessions, "layer_samples", lambda *_: ([Sample({FORWARD: 1.0})] * 3, 7))
+    own = session_of(wrapping=True)
+    own.tasks = own.tasks[1:]  # the layer itself
+    run(own)
+    found = own.profile("p").layer_wrapping
+    assert [(each.layer, each.tp, each.zero) for each in found] == [
+        ("block-0", tp, zero) for zero in (0, 1, 2, 3)
+    ]
+    assert all(each.forward_s + each.backward_s + each.step_s > 0 for each in found)
 
 
 def test_an_error_of_ours_is_no_shortage(monkeypatch):
@@ -391,7 +432,7 @@ def test_a_profile_predicts_a_step_that_was_not_measured(tmp_path):
     for _ in range(3):
         plan = SessionPlan(
             request=request(batches=(1, 4)), device="cpu",
-            device_name="cpu", rounds=1, operators=False,
+            device_name="cpu", rounds=1, operators=False, wrapping=False,
         )  # fmt: skip
         own = Session(plan)
         with pretended_group(1):

@@ -16,6 +16,7 @@ from profiles.measured import (
     DeviceFacts,
     LayerHeld,
     LayerTime,
+    LayerWrapping,
     ModelFacts,
     NoRoom,
     Operation,
@@ -49,6 +50,10 @@ LAYERS = Profile(
     layer_times=(
         LayerTime(**PLACE, forward_s=0.00125, backward_s=0.0025, step_s=1e-4, parameters=7,
                   precision="fp32", optimizer="adamw", spread=0.1, doubtful=True),
+    ),
+    layer_wrapping=(
+        LayerWrapping(device="cpu", model="m", layer="block-0", tp=2, precision="fp32", zero=3,
+                      forward_s=0.001, backward_s=0.002, step_s=0.0, doubtful=True),
     ),
     layer_held=(
         LayerHeld(**PLACE, precision="fp32", recompute="selective(core_attn+mlp)",
