@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from costmodel.collectives import collective_seconds
 from costmodel.compute import DeviceModel
+from costmodel.handover import HandOvers
 from costmodel.layers import (
     PassCost,
-    boundary_bytes,
     layer_operators,
     rank_parameters,
     timed_layer,
 )
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers, Wrapping
-from costmodel.measuredlinks import MeasuredTopology, pair_link
+from costmodel.measuredlinks import MeasuredTopology
 from costmodel.operatorfit import as_found
 from costmodel.sharding import Replicas, StateCost, is_gathered_twice, state_cost
-from costmodel.work import AttentionCore, CollectiveKind, Gemm, Group
+from costmodel.work import AttentionCore, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
-from profiles.measured import Operation
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from profiles.layers import Layer
     from profiles.measured import Profile
     from profiles.model import ModelSpec
-    from profiles.topology import Level
     from profiles.training import TrainingSpec
 
 __all__ = ["CostContext", "LayerStep", "Memo"]
@@ -127,7 +124,6 @@ class CostContext:
         self._states: dict[object, StateCost] = {}
         self._jitters: dict[int, float] = {}
         self._steps: dict[object, LayerStep] = {}
-        self._hops: dict[object, tuple[float, ...]] = {}
         self._replicas: dict[object, tuple[Replicas, Replicas]] = {}
 
     def anew(self) -> CostContext:
@@ -165,6 +161,17 @@ class CostContext:
         number = {layer: c for c, layer in enumerate(self.classes)}
         return tuple(
             number[self._in_force(run.layer)] for run in self.model.runs for _ in range(run.count)
+        )
+
+    @cached_property
+    def hand_overs(self) -> HandOvers:
+        """Times of hand-overs between stages."""
+        return HandOvers(
+            topology=self.topology,
+            link_times=self.link_times,
+            own=self.own,
+            training=self.training,
+            layers=self.classes,
         )
 
     @cached_property
@@ -382,89 +389,6 @@ class CostContext:
     def passes_s(self, step_s: float, num_ranks: int) -> float:
         """The inverse of ``whole_step_s``."""
         return step_s / (1 + self.jitter(num_ranks)) - self.own.step_s
-
-    def p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
-        """Seconds to hand one micro-batch from each stage to the next (the last to the first).
-
-        Without sequence parallelism all tp ranks hold the same tensor: each sends its part and
-        the receivers gather it, where that is faster than sending it whole.
-        """
-        key = (mesh, strategy.tp, strategy.cp, strategy.sequence_parallel, micro_batch)
-        if key not in self._hops:
-            self._hops[key] = self._p2p_s(mesh, strategy, micro_batch)
-        return self._hops[key]
-
-    def _p2p_s(self, mesh: Mesh, strategy: Strategy, micro_batch: int) -> tuple[float, ...]:
-        if mesh.pp == 1:
-            return (0.0,)
-        size = max(
-            boundary_bytes(layer, strategy, self.training, micro_batch)
-            for layer in self.classes[:-1] or self.classes
-        )
-        link = self.topology.axis(mesh.dims(Axis.PP), num_ranks=mesh.num_ranks)
-        firsts = [mesh.first_rank(stage) for stage in range(mesh.pp)]
-        depths = [
-            self.topology.num_levels(first, following)
-            for first, following in zip(firsts, [*firsts[1:], firsts[0]], strict=True)
-        ]
-        hops = {
-            depth: self._hop_s(link.levels[:depth], size, mesh, strategy) for depth in set(depths)
-        }
-        return tuple(hops[depth] for depth in depths)
-
-    def _hop_s(
-        self, crossed: tuple[Level, ...], size: int, mesh: Mesh, strategy: Strategy
-    ) -> float:
-        """Seconds of one hand-over through the narrowest of the links that it crosses."""
-        seconds = self._sent_s(crossed, size)
-        if not strategy.sequence_parallel and mesh.tp > 1:
-            gather = collective_seconds(
-                CollectiveKind.ALL_GATHER, size, self.links(mesh)[Group.TP], self.own
-            )
-            seconds = min(seconds, self._sent_s(crossed, size / mesh.tp) + gather)
-        return seconds
-
-    def _sent_s(self, crossed: tuple[Level, ...], size: float) -> float:
-        """Seconds until another rank has ``size`` bytes, measured ones where there are any."""
-
-        def formula(_: object, size: float, link: GroupLink) -> float:
-            rate = min(
-                level.bytes_per_s * (self.own.nic if level.leaves_node else self.own.gpu_link)
-                for level in link.levels
-            )
-            return link.levels[-1].latency_s + self.own.hand_over_s + size / rate
-
-        pair = pair_link(crossed)
-        if self.link_times is not None:
-            return self.link_times.seconds(Operation.P2P, size, pair, formula)
-        return formula(Operation.P2P, size, pair)
-
-    def handed_over_s(
-        self,
-        mesh: Mesh,
-        strategy: Strategy,
-        micro_batch: int,
-        num_chunks: int,
-        *,
-        folds: bool = False,
-    ) -> tuple[float, ...]:
-        """Seconds for which each stage is held up by handing on both passes of one micro-batch.
-
-        The last virtual stage sends nothing forward; a backward is charged like the forward over
-        the same boundary, so the stage before it pays for both. ``folds``: chunks go down the
-        stages and up again, and what turns around stays on its stage.
-        """
-        blocked = 2 * (1 - self.own.p2p_overlap)
-        p2p = self.p2p_s(mesh, strategy, micro_batch)
-        if folds:
-            links = [0.0, *p2p[:-1], 0.0]
-            legs = num_chunks // 2
-            return tuple(
-                legs * blocked * (links[stage] + links[stage + 1]) for stage in range(mesh.pp)
-            )
-        seconds = [num_chunks * blocked * each for each in p2p]
-        seconds[-1] -= blocked * p2p[-1]
-        return tuple(seconds)
 
     def stage_pair(self, mesh: Mesh, stage: int, other: int) -> GroupLink:
         """The link of pairs of ranks at the same place of two stages, all pairs active at once."""

@@ -215,7 +215,7 @@ def _links_asked(context: CostContext, layout: Layout) -> LinkTimes | None:
 def _step(context: CostContext, layout: Layout, stages: Sequence[StageCost]) -> float:
     """The simulated step in seconds."""
     forward, inputs, weight = zip(*(stage.durations() for stage in stages), strict=True)
-    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
+    p2p = context.hand_overs.seconds(layout.mesh, layout.strategies[0], layout.micro_batch)
     span = simulate(
         SCHEDULES[layout.schedule],
         layout.shape,

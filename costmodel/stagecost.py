@@ -169,7 +169,7 @@ def stages_of(context: CostContext, layout: Layout) -> list[StageCost]:
 def _sends(context: CostContext, layout: Layout) -> list[list[float]]:
     """Seconds for which each device is held up by handing each of its chunks' results on."""
     blocked = 1 - context.own.p2p_overlap
-    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
+    p2p = context.hand_overs.seconds(layout.mesh, layout.strategies[0], layout.micro_batch)
     links = [blocked * seconds for seconds in p2p]
     found: list[list[float]] = [[] for _ in range(layout.num_stages)]
     places = send_seconds(SCHEDULES[layout.schedule], layout.shape, links)

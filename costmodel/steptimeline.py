@@ -33,7 +33,7 @@ def passes_of_step(cost: LayoutCost) -> Timeline:
     forward, inputs, weight = zip(*(each.durations() for each in stages), strict=True)
     there = [[_traffic_s(own) for own in each.forward] for each in stages]
     back = [[_traffic_s(own) for own in each.backward] for each in stages]
-    p2p = context.p2p_s(layout.mesh, layout.strategies[0], layout.micro_batch)
+    p2p = context.hand_overs.seconds(layout.mesh, layout.strategies[0], layout.micro_batch)
     return play(
         SCHEDULES[layout.schedule],
         layout.shape,

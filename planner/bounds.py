@@ -210,9 +210,7 @@ class CandidateBounds:
             )
         return self._known_held[key]
 
-    def _blocks(
-        self, candidate: Candidate, held: _Held, options: list[Option]
-    ) -> BlockTimes:
+    def _blocks(self, candidate: Candidate, held: _Held, options: list[Option]) -> BlockTimes:
         """Least times of a candidate's blocks under ``options``."""
         degrees, between = candidate.degrees, self._between(candidate)
         blocks = self.times.blocks(degrees, options[0])
@@ -302,10 +300,10 @@ class CandidateBounds:
             context, mesh, strategy = self.context, candidate.mesh, candidate.strategy()
             host = degrees.chunks * context.own.micro_batch_s
             folds = SCHEDULES[degrees.schedule].folds
-            sends = context.handed_over_s(
+            sends = context.hand_overs.held_up_s(
                 mesh, strategy, degrees.micro_batch, degrees.chunks, folds=folds
             )
-            p2p = context.p2p_s(mesh, strategy, degrees.micro_batch)
+            p2p = context.hand_overs.seconds(mesh, strategy, degrees.micro_batch)
             hop = min(p2p[:-1], default=0.0) + context.own.micro_batch_s / 2
             self._known_between[key] = _Between(
                 (degrees.pp * host + sum(sends)) * NANO, (host + min(sends)) * NANO, hop * NANO

@@ -183,13 +183,15 @@ class CandidateProblem:
     def link_s(self) -> tuple[float, ...]:
         """Seconds of a hand-over between each stage and the next (the last: to the first)."""
         degrees = self.candidate.degrees
-        return self.context.p2p_s(self.candidate.mesh, self.strategies[0], degrees.micro_batch)
+        return self.context.hand_overs.seconds(
+            self.candidate.mesh, self.strategies[0], degrees.micro_batch
+        )
 
     @cached_property
     def stage_ns(self) -> tuple[int, ...]:
         """Host time and hand-over of each stage for one micro-batch."""
         degrees = self.candidate.degrees
-        sends = self.context.handed_over_s(
+        sends = self.context.hand_overs.held_up_s(
             self.candidate.mesh,
             self.strategies[0],
             degrees.micro_batch,

@@ -321,6 +321,6 @@ def test_a_hand_over_takes_what_pairs_took(tmp_path):
     inputs = under(profile(*rows), tmp_path)
     layout = layout_from_degrees(inputs, ManualLayout(tp=8, pp=2, micro_batch=1))
     strategy = layout.strategies[0]
-    seconds = inputs.context.p2p_s(layout.mesh, strategy, 1)
+    seconds = inputs.context.hand_overs.seconds(layout.mesh, strategy, 1)
     assert seconds == pytest.approx((0.25, 0.25))
-    assert not math.isclose(INPUTS.context.p2p_s(layout.mesh, strategy, 1)[0], 0.25)
+    assert not math.isclose(INPUTS.context.hand_overs.seconds(layout.mesh, strategy, 1)[0], 0.25)
