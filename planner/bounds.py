@@ -104,9 +104,11 @@ class CandidateBounds:
             blocks = blocks._replace(fixed=host)
         return self._step(degrees, self.times.compute(degrees), blocks)
 
-    def of_memory(self, degrees: Degrees, candidates: list[Candidate]) -> Relaxed | None:
+    def of_memory(
+        self, degrees: Degrees, candidates: list[Candidate], worth_s: float
+    ) -> Relaxed | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
-        ZeRO's traffic: none of them is faster. None if none of them fits.
+        ZeRO's traffic: none of them is faster. None as in ``of_candidate``.
         """
         if self.times.main is None:
             return self.of_degrees(degrees)
@@ -115,10 +117,13 @@ class CandidateBounds:
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
         held = self._held(lean)
-        sums = self._relaxed_ns(lean, held, held.options, INFINITE)
+        sums = self._relaxed_ns(lean, held, held.options, worth_s)
         if sums is None:
             return None
-        return self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
+        found = self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
+        if found.bound_s >= worth_s or not self._holds_whole(lean, held, held.options, worth_s):
+            return None
+        return found
 
     def of_candidate(self, candidate: Candidate, worth_s: float) -> Relaxed | None:
         """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
@@ -144,15 +149,21 @@ class CandidateBounds:
         own = own._replace(sums=sums + between)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
-        if not self._holds_whole(candidate, held, options, worth_s):
+        fixed_ns = self._between(candidate).least_ns
+        if not self._holds_whole(candidate, held, options, worth_s, fixed_ns):
             return None
         return self._step(degrees, own, self._blocks(candidate, held, options))
 
     def _holds_whole(
-        self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
+        self,
+        candidate: Candidate,
+        held: _Held,
+        options: list[Option],
+        worth_s: float,
+        fixed_ns: float = 0.0,
     ) -> bool:
-        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes
-        take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
+        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes,
+        with ``fixed_ns`` beside its blocks, take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
         stage is certain.
         """
         degrees = candidate.degrees
@@ -161,9 +172,8 @@ class CandidateBounds:
             return True
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         limit = passes / candidate.microbatches(self.context.training)
-        limit -= self._between(candidate).least_ns
         count = self.times.num_alike
-        return most_held(held.rooms, held.resident, options, limit, count) >= count
+        return most_held(held.rooms, held.resident, options, limit - fixed_ns, count) >= count
 
     def of_fuller(self, candidate: Candidate) -> float:
         """Least step in seconds where a stage holds more blocks than an even share, rounded up."""

@@ -238,18 +238,25 @@ class SearchRun:
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
         elif isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
-            sharper = self.bounds.of_memory(node, candidates) if candidates else None
-            if sharper is None:
-                self.pruned["memory"] += len(candidates)
-            else:
+            sharper = self._of_memory(candidates)
+            if sharper is not None:
                 self._push(sharper, candidates, bound_s)
-        else:
+        elif self._of_memory(node) is not None:
             for candidate in node:
                 relaxed = self.bounds.of_candidate(candidate, self.worth_s)
                 if relaxed is None:
-                    self._prune_full()
+                    self._prune_full(1)
                 else:
                     self._push(relaxed, candidate, bound_s)
+
+    def _of_memory(self, candidates: list[Candidate]) -> Relaxed | None:
+        """What none of the candidates of some degrees can beat; None if none of them is wanted."""
+        if not candidates:
+            return None
+        own = self.bounds.of_memory(candidates[0].degrees, candidates, self.worth_s)
+        if own is None:
+            self._prune_full(len(candidates))
+        return own
 
     def _push(self, own: Relaxed, node: Node, bound_s: float = 0.0) -> None:
         """Put a node on the heap; ``bound_s`` is that of the node it came from."""
@@ -268,20 +275,20 @@ class SearchRun:
             return sum(map(self.space.num_candidates, node.alike))
         return len(node) if isinstance(node, list) else self.space.num_candidates(node)
 
-    def _prune_full(self) -> None:
-        """Count a candidate that does not fit, or fits only at more than the wanted time."""
-        self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
+    def _prune_full(self, count: int) -> None:
+        """Count candidates that do not fit, or fit only at more than the wanted time."""
+        self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += count
 
     def solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
         lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
         if not (problem.moves_blocks or lean is None or self.cuts(lean, bound_s, self.worth_s)):
-            self._prune_full()
+            self._prune_full(1)
             return
         found = self.cuts(problem, bound_s, self.worth_s)
         if not found and not problem.moves_blocks:
-            self._prune_full()
+            self._prune_full(1)
             return
         own = bound_s
         if not problem.moves_blocks:
