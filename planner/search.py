@@ -282,22 +282,8 @@ class SearchRun:
     def solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
-        lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
-        if not (problem.moves_blocks or lean is None or self.cuts(lean, bound_s, self.worth_s)):
-            self._prune_full(1)
-            return
-        found = self.cuts(problem, bound_s, self.worth_s)
-        if not found and not problem.moves_blocks:
-            self._prune_full(1)
-            return
-        own = bound_s
-        if not problem.moves_blocks:
-            own = max(bound_s, self.least_s(problem, found))
-        self.leave_open(own, problem)
-        limit = self.worth_s * PROMISING
-        promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
-        if not promising:  # the bound stays open: it counts in the gap
-            self.pruned["closed form"] += 1
+        promising = self._promising(problem, bound_s)
+        if not promising:
             return
         best: Finalist | None = None
         for cut in promising:
@@ -310,6 +296,28 @@ class SearchRun:
             self.pruned["memory"] += 1
         else:
             self.keep(best)
+
+    def _promising(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
+        """Cuts of a candidate that are worth simulating; it is left open with their bound. Where
+        none is even with the activations that stages are sure to hold, the orders of its schedule
+        need not be known.
+        """
+        lean, limit = problem.with_least_in_flight(), self.worth_s * PROMISING
+        found: list[Solution] = []
+        for each in [problem] if lean is None else [lean, problem]:
+            found, own = self.cuts(each, bound_s, self.worth_s), bound_s
+            if not problem.moves_blocks:
+                if not found:
+                    self._prune_full(1)
+                    return []
+                own = max(bound_s, self.least_s(each, found))
+            found = [cut for cut in found[:SIMULATED_CUTS] if each.expected_s(cut) <= limit]
+            if not found:
+                break
+        self.leave_open(own, problem)
+        if not found:  # the bound stays open: it counts in the gap
+            self.pruned["closed form"] += 1
+        return found
 
     def leave_open(self, bound_s: float, problem: CandidateProblem) -> None:
         self.open.append((bound_s, problem))
