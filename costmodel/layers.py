@@ -239,8 +239,8 @@ def timed_layer(
     for part in parts:
         for module, forward in part.by_module.items():
             by_module[module] = by_module.get(module, PassCost()) + forward
-        for module, size in part.saved.items():
-            saved[module] = saved.get(module, 0) + size
+        for dropped_by, size in part.saved.items():
+            saved[dropped_by] = saved.get(dropped_by, 0) + size
     launched = [sum(part.kernels[way] for part in parts) for way in (0, 1)]
     dense, expert = rank_parameters(
         layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2

@@ -231,8 +231,8 @@ class SearchRun:
 
     def open_node(self, node: Grids | Grid | Degrees | list[Candidate], bound_s: float) -> None:
         if isinstance(node, Grids):
-            for grid, relaxed in zip(node.alike, self.bounds.of_grids(node.alike), strict=True):
-                self._push(relaxed, grid)
+            for grid, own in zip(node.alike, self.bounds.of_grids(node.alike), strict=True):
+                self._push(own, grid)
         elif isinstance(node, Grid):
             for degrees in self.space.degrees_of(node):
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
