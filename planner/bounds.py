@@ -163,8 +163,8 @@ class CandidateBounds:
         fixed_ns: float = 0.0,
     ) -> bool:
         """Whether the stages can hold the blocks alike if those stay whole and no stage's passes,
-        with ``fixed_ns`` beside its blocks, take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
-        stage is certain.
+        with ``fixed_ns`` beside its blocks, take longer than a step of ``worth_s``. Of unequal
+        blocks in several chunks only the mean stage is certain.
         """
         degrees = candidate.degrees
         several = degrees.chunks > 1 and len(self.times.block_classes) > 1
@@ -220,9 +220,7 @@ class CandidateBounds:
             )
         return self._known_held[key]
 
-    def _blocks(
-        self, candidate: Candidate, held: _Held, options: list[Option]
-    ) -> BlockTimes:
+    def _blocks(self, candidate: Candidate, held: _Held, options: list[Option]) -> BlockTimes:
         """Least times of a candidate's blocks under ``options``."""
         degrees, between = candidate.degrees, self._between(candidate)
         blocks = self.times.blocks(degrees, options[0])

@@ -30,6 +30,7 @@ from planner.closed_form import CountingStages
 from planner.collector import collector_off
 from planner.cuts import SLACKS, best_cuts, even_cuts, stages_hold
 from planner.dp import LayerwiseStages
+from planner.finalists import Finalist, SearchResult
 from planner.layouts import build_layout
 from planner.proof import close_gap
 
@@ -37,14 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.context import CostContext
-    from costmodel.estimate import Estimate
-    from costmodel.layout import Layout
     from planner.bounds import Relaxed
     from planner.cuts import StageSolver
     from planner.problem import SearchProblem, Solution
     from planner.space import SearchSpace
 
-__all__ = ["SOLVERS", "Finalist", "SearchResult", "search"]
+__all__ = ["SOLVERS", "search"]
 
 SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
@@ -55,53 +54,6 @@ SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finalist:
-    """A simulated plan and the candidate that it comes from."""
-
-    candidate: Candidate
-    layout: Layout
-    estimate: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The best plan, the next best different ones, and the proof.
-
-    ``bound_s``: no layout of the space is faster. ``gap`` is (step - bound) / step. ``proven``:
-    the gap is zero. ``pruned`` counts candidates by what excluded them, ``refused`` what the
-    space left out, by rule. ``complete`` is False when the search was stopped from outside.
-    ``tried`` is every simulated layout that fits.
-    """
-
-    finalists: tuple[Finalist, ...]
-    bound_s: float
-    candidates: int
-    visited: int
-    simulated: int
-    pruned: dict[str, int]
-    refused: dict[str, int]
-    complete: bool
-    tried: tuple[Finalist, ...] = ()
-
-    @property
-    def best(self) -> Finalist | None:
-        """The fastest plan that fits, None if there is none."""
-        return self.finalists[0] if self.finalists else None
-
-    @property
-    def gap(self) -> float:
-        """Relative distance of the best plan from the bound."""
-        if self.best is None:
-            return 1.0
-        return max(0.0, 1 - self.bound_s / self.best.estimate.step_s)
-
-    @property
-    def proven(self) -> bool:
-        """Whether the best plan is shown to be the fastest."""
-        return self.best is not None and self.gap == 0.0
 
 
 def search(
@@ -408,11 +360,11 @@ class SearchRun:
 
     def keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""
-        key = _identity(finalist)
-        rivals = [each for each in self.finalists if _identity(each) == key]
+        key = finalist.identity
+        rivals = [each for each in self.finalists if each.identity == key]
         if rivals and rivals[0].estimate.step_s <= finalist.estimate.step_s:
             return
-        others = [each for each in self.finalists if _identity(each) != key]
+        others = [each for each in self.finalists if each.identity != key]
         self.finalists = sorted([*others, finalist], key=lambda each: each.estimate.step_s)
         del self.finalists[self.wanted :]
 
@@ -439,9 +391,3 @@ class SearchRun:
             complete=complete,
             tried=tuple(self.tried),
         )
-
-
-def _identity(finalist: Finalist) -> tuple[object, ...]:
-    """Plans with the same identity are the same plan in all that a user would call different."""
-    candidate = finalist.candidate
-    return (*candidate.degrees, candidate.zero)
