@@ -14,11 +14,9 @@ from planner.pipelinebound import PipelineBound
 from planner.relaxation import least_of_stage, least_time, most_held, undominated_rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from costmodel.context import CostContext
     from costmodel.sharding import StateCost
-    from planner.choices import Candidate, Degrees, Grid
+    from planner.choices import Candidate, Degrees, Grids
     from planner.leasttimes import Option
     from planner.pipelinebound import BlockTimes
 
@@ -81,17 +79,23 @@ class CandidateBounds:
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
-    def of_grids(self, grids: Sequence[Grid]) -> list[Relaxed]:
-        """Under any schedule, from compute alone, for grids with the same shard of a layer: the
-        work of the mean device, the one with the longest layer or the most blocks, and the way of
+    def of_grids(self, grids: Grids) -> list[Relaxed]:
+        """Under any schedule, from compute alone: the work of the mean device, and where the shard
+        of every layer is known the one with the longest layer or the most blocks, and the way of
         one micro-batch there and back.
         """
-        own, batch = self.times.compute(grids[0]), self.context.training.global_batch
-        through, alone = own.sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        first, batch = grids.alike[0], self.context.training.global_batch
+        through = alone = 0.0
+        if grids.with_experts:
+            own = self.times.compute(first)
+            sums = own.sums
+            through, alone = sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        else:
+            sums = self.times.least_sums_ns(first)
         found = []
-        for grid in grids:
+        for grid in grids.alike:
             m = batch // (grid.dp * grid.micro_batch)
-            least = max(m * own.sums / grid.pp, m * alone, through)
+            least = max(m * sums / grid.pp, m * alone, through)
             step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
             found.append(Relaxed(step, step))
         return found

@@ -153,14 +153,24 @@ class SearchRun:
 
     def bound_all(self) -> None:
         """Give all grids with the same shard of a layer their least bound, from compute alone."""
-        alike: dict[object, list[Grid]] = {}
+        grids = []
         for grid in self.space.grids():
             size = self.space.num_candidates(grid)
             if size:
                 self.candidates += size
-                alike.setdefault(self.bounds.times.shape(grid), []).append(grid)
-        for grids in alike.values():
-            self._push(min(self.bounds.of_grids(grids)), Grids(grids))
+                grids.append(grid)
+        self._push_alike(grids, self.bounds.times.shape_beside_experts, with_experts=False)
+
+    def _push_alike(
+        self, grids: list[Grid], shape: Callable[[Grid], object], *, with_experts: bool
+    ) -> None:
+        """A node for all of some grids that have the same ``shape``."""
+        found: dict[object, list[Grid]] = {}
+        for grid in grids:
+            found.setdefault(shape(grid), []).append(grid)
+        for own in found.values():
+            node = Grids(own, with_experts)
+            self._push(min(self.bounds.of_grids(node)), node)
 
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node; now and then the most promising
@@ -183,8 +193,7 @@ class SearchRun:
 
     def open_node(self, node: Grids | Grid | Degrees | list[Candidate], bound_s: float) -> None:
         if isinstance(node, Grids):
-            for grid, own in zip(node.alike, self.bounds.of_grids(node.alike), strict=True):
-                self._push(own, grid)
+            self._open_grids(node)
         elif isinstance(node, Grid):
             for degrees in self.space.degrees_of(node):
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
@@ -200,6 +209,14 @@ class SearchRun:
                     self._prune_full(1)
                 else:
                     self._push(relaxed, candidate, bound_s)
+
+    def _open_grids(self, node: Grids) -> None:
+        """First into those that divide the experts alike, then into single ones."""
+        if not node.with_experts:
+            self._push_alike(node.alike, self.bounds.times.shape, with_experts=True)
+            return
+        for grid, own in zip(node.alike, self.bounds.of_grids(node), strict=True):
+            self._push(own, grid)
 
     def _of_memory(self, candidates: list[Candidate]) -> Relaxed | None:
         """What none of the candidates of some degrees can beat; None if none of them is wanted."""
@@ -331,15 +348,9 @@ class SearchRun:
         """
         bound_s = problem.bound_s(cut)
         for _ in range(TIGHTENINGS):
-            layout = build_layout(problem, cut, self.space.rules.mixing)
-            cost = LayoutCost(self.context, layout)
+            cost = self._cost(problem, cut)
             if cost.fit_probability >= self.min_fit:
-                self.simulated += 1
-                own = cost.estimate(min_fit=self.min_fit)
-                self.tried.append(
-                    Finalist(candidate=problem.candidate, layout=layout, estimate=own)
-                )
-                return self.tried[-1]
+                return self._tried(problem, cost)
             problem = problem.with_less(cost.fullest)
             again = self.cuts(problem, bound_s, self.worth_s)
             if not again:
@@ -349,14 +360,18 @@ class SearchRun:
 
     def finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""
-        layout = build_layout(problem, cut, self.space.rules.mixing)
-        cost = LayoutCost(self.context, layout)
-        if cost.fit_probability < self.min_fit:
-            return None
+        cost = self._cost(problem, cut)
+        return self._tried(problem, cost) if cost.fit_probability >= self.min_fit else None
+
+    def _cost(self, problem: CandidateProblem, cut: Solution) -> LayoutCost:
+        return LayoutCost(self.context, build_layout(problem, cut, self.space.rules.mixing))
+
+    def _tried(self, problem: CandidateProblem, cost: LayoutCost) -> Finalist:
         self.simulated += 1
         own = cost.estimate(min_fit=self.min_fit)
-        self.tried.append(Finalist(candidate=problem.candidate, layout=layout, estimate=own))
-        return self.tried[-1]
+        found = Finalist(candidate=problem.candidate, layout=cost.layout, estimate=own)
+        self.tried.append(found)
+        return found
 
     def keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""
