@@ -58,6 +58,13 @@ class DeviceModel:
         """Sustained peak in FLOP/s for a data type."""
         return self.device.peak_flop_per_s[key] * self.device.sustained
 
+    @property
+    def highest_gemm_rate(self) -> float:
+        """FLOP/s of a block's GEMM that none exceeds, whatever its shape."""
+        own = self.efficiencies
+        best = own.gemm * max(1.0, own.misaligned) * max(1.0, own.quantised)
+        return self.peak(self.precision.gemm) * best
+
     def _gemm(self, work: Gemm) -> float:
         """max(FLOP / (peak * efficiency), bytes / bandwidth), at least the shortest kernel.
 

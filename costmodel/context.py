@@ -18,6 +18,7 @@ from costmodel.handover import HandOvers
 from costmodel.layers import (
     PassCost,
     layer_operators,
+    least_seconds,
     rank_parameters,
     timed_layer,
 )
@@ -339,6 +340,23 @@ class CostContext:
                 timed = self._measured.corrected(timed, stated, plain, micro_batch)
             self._timed[key] = timed
         return self._timed[key].cost(strategy.recompute)
+
+    def least_s(self, layer: Block, strategy: Strategy, micro_batch: int, mesh: Mesh) -> float:
+        """Seconds of both passes of a block that no division of its experts can beat; zero where
+        layers have measured times.
+        """
+        if self._measured is not None:
+            return 0.0
+        plain = replace(strategy, dp=1, zero=0, shard_group=1, recompute=NO_RECOMPUTE)
+        return least_seconds(
+            layer,
+            plain,
+            self.training,
+            micro_batch,
+            device=self.device,
+            links=self.links(mesh),
+            known=self._parts,
+        )
 
     def states(self, cost: LayerCost, mesh: Mesh, zero: int, shard_group: int) -> StateCost:
         """States of a layer under a ZeRO stage and the traffic that keeps them in step."""

@@ -16,7 +16,17 @@ from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
 from costmodel.work import AttentionCore, Collective, Gemm, Group, Stream
-from profiles.layers import Block, Conv2d, CustomLayer, Embedding, Head, Linear, Split, Table
+from profiles.layers import (
+    Block,
+    Conv2d,
+    CustomLayer,
+    Embedding,
+    ExpertFeedForward,
+    Head,
+    Linear,
+    Split,
+    Table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,12 +45,14 @@ __all__ = [
     "TimedLayer",
     "boundary_bytes",
     "layer_operators",
+    "least_seconds",
     "rank_parameters",
     "timed_layer",
 ]
 
 
 OPERATORS = "operators"
+GEMMS_OF_BOTH_PASSES = 3  # forward, gradients of input and of weights
 SHARPNESS = 4  # of the change from launch-bound to device-bound layers
 # Part of a collective that running beside a GEMM saves: both want the same multiprocessors and
 # memory. Of 0.9 ms a layer that sequence parallelism takes off the backward pass of a 22B model,
@@ -242,8 +254,8 @@ def timed_layer(
     for part in parts:
         for module, forward in part.by_module.items():
             by_module[module] = by_module.get(module, PassCost()) + forward
-        for module, size in part.saved.items():
-            saved[module] = saved.get(module, 0) + size
+        for dropped_by, size in part.saved.items():
+            saved[dropped_by] = saved.get(dropped_by, 0) + size
     launched = [sum(part.kernels[way] for part in parts) for way in (0, 1)]
     dense, expert = rank_parameters(
         layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2
@@ -265,6 +277,34 @@ def timed_layer(
     )
 
 
+def least_seconds(
+    layer: Block,
+    strategy: Strategy,
+    training: TrainingSpec,
+    micro_batch: int,
+    *,
+    device: DeviceModel,
+    links: Mapping[Group, GroupLink],
+    known: dict[object, TimedPart],
+) -> float:
+    """Seconds of both passes of a block that no division of its experts can beat: what is outside
+    of the routed ones, and their GEMMs at the highest rate without a word to other ranks.
+
+    On a rank the rows of its experts are rounded down, by less than one for each expert.
+    """
+    timer = _Timer(device, links)
+    parts = _timed_parts(layer, strategy, training, micro_batch, timer, known, routed=False)
+    seconds = sum(part.forward.device_s + part.backward.device_s for part in parts)
+    experts = layer.feed_forward
+    if isinstance(experts, ExpertFeedForward):
+        tokens = _shard(layer, strategy, training, micro_batch).sp_tokens
+        rows = max(0, tokens * experts.top_k - experts.num_experts)
+        widths = experts.expert_hidden * (3 if experts.gated else 2)
+        flop = 2 * rows * layer.hidden * widths * GEMMS_OF_BOTH_PASSES
+        seconds += device.efficiencies.moe_imbalance * flop / device.highest_gemm_rate
+    return seconds
+
+
 def _timed_parts(
     layer: Layer,
     strategy: Strategy,
@@ -272,11 +312,15 @@ def _timed_parts(
     micro_batch: int,
     timer: _Timer,
     known: dict[object, TimedPart],
+    *,
+    routed: bool = True,
 ) -> list[TimedPart]:
     if not isinstance(layer, Block):
         return [timer.part(layer_operators(layer, strategy, training, micro_batch))]
     found = []
     for part in block_parts(layer, _shard(layer, strategy, training, micro_batch)):
+        if Group.EP in part.groups and not routed:
+            continue
         key = (part.key, *(timer.links[group] for group in part.groups))
         if key not in known:
             known[key] = timer.part(part.build())

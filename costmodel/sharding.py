@@ -117,7 +117,7 @@ def state_cost(
     own = _part(cost.dense_params, zero, training, dense, device)
     if cost.expert_params:
         routed = _part(cost.expert_params, zero, training, expert, device)
-        own = StateCost(*(here + there for here, there in zip(own, routed, strict=True)))
+        own = StateCost._make(here + there for here, there in zip(own, routed, strict=True))
     if cost.update_s is not None:
         own = own._replace(optimizer_s=own.owned * cost.update_s)
     return own

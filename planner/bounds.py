@@ -14,11 +14,9 @@ from planner.pipelinebound import PipelineBound
 from planner.relaxation import least_of_stage, least_time, most_held, undominated_rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from costmodel.context import CostContext
     from costmodel.sharding import StateCost
-    from planner.choices import Candidate, Degrees, Grid
+    from planner.choices import Candidate, Degrees, Grids
     from planner.leasttimes import Option
     from planner.pipelinebound import BlockTimes
 
@@ -81,17 +79,23 @@ class CandidateBounds:
         self._known_held: dict[object, _Held] = {}
         self._known_between: dict[object, _Between] = {}
 
-    def of_grids(self, grids: Sequence[Grid]) -> list[Relaxed]:
-        """Under any schedule, from compute alone, for grids with the same shard of a layer: the
-        work of the mean device, the one with the longest layer or the most blocks, and the way of
+    def of_grids(self, grids: Grids) -> list[Relaxed]:
+        """Under any schedule, from compute alone: the work of the mean device, and where the shard
+        of every layer is known the one with the longest layer or the most blocks, and the way of
         one micro-batch there and back.
         """
-        own, batch = self.times.compute(grids[0]), self.context.training.global_batch
-        through, alone = own.sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        first, batch = grids.alike[0], self.context.training.global_batch
+        through = alone = 0.0
+        if grids.with_experts:
+            own = self.times.compute(first)
+            sums = own.sums
+            through, alone = sums * (1 - own.weight_part), own.greatest / MOST_COPIES
+        else:
+            sums = self.times.least_sums_ns(first)
         found = []
-        for grid in grids:
+        for grid in grids.alike:
             m = batch // (grid.dp * grid.micro_batch)
-            least = max(m * own.sums / grid.pp, m * alone, through)
+            least = max(m * sums / grid.pp, m * alone, through)
             step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
             found.append(Relaxed(step, step))
         return found
@@ -104,9 +108,11 @@ class CandidateBounds:
             blocks = blocks._replace(fixed=host)
         return self._step(degrees, self.times.compute(degrees), blocks)
 
-    def of_memory(self, degrees: Degrees, candidates: list[Candidate]) -> Relaxed | None:
+    def of_memory(
+        self, degrees: Degrees, candidates: list[Candidate], worth_s: float
+    ) -> Relaxed | None:
         """With the memory limit, for the leanest of the candidates of some degrees and without
-        ZeRO's traffic: none of them is faster. None if none of them fits.
+        ZeRO's traffic: none of them is faster. None as in ``of_candidate``.
         """
         if self.times.main is None:
             return self.of_degrees(degrees)
@@ -115,10 +121,13 @@ class CandidateBounds:
         families = dict.fromkeys(option for each in candidates for option in each.recomputes)
         lean = leanest._replace(recomputes=tuple(families))
         held = self._held(lean)
-        sums = self._relaxed_ns(lean, held, held.options, INFINITE)
+        sums = self._relaxed_ns(lean, held, held.options, worth_s)
         if sums is None:
             return None
-        return self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
+        found = self._step(degrees, self.times.compute(degrees)._replace(sums=sums), None)
+        if found.bound_s >= worth_s or not self._holds_whole(lean, held, held.options, worth_s):
+            return None
+        return found
 
     def of_candidate(self, candidate: Candidate, worth_s: float) -> Relaxed | None:
         """With the memory limit, ZeRO's traffic, hand-over and host time; None if even so nothing
@@ -144,16 +153,22 @@ class CandidateBounds:
         own = own._replace(sums=sums + between)
         if self._step(degrees, own, None).bound_s >= worth_s:
             return None
-        if not self._holds_whole(candidate, held, options, worth_s):
+        fixed_ns = self._between(candidate).least_ns
+        if not self._holds_whole(candidate, held, options, worth_s, fixed_ns):
             return None
         return self._step(degrees, own, self._blocks(candidate, held, options))
 
     def _holds_whole(
-        self, candidate: Candidate, held: _Held, options: list[Option], worth_s: float
+        self,
+        candidate: Candidate,
+        held: _Held,
+        options: list[Option],
+        worth_s: float,
+        fixed_ns: float = 0.0,
     ) -> bool:
-        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes
-        take longer than a step of ``worth_s``. Of unequal blocks in several chunks only the mean
-        stage is certain.
+        """Whether the stages can hold the blocks alike if those stay whole and no stage's passes,
+        with ``fixed_ns`` beside its blocks, take longer than a step of ``worth_s``. Of unequal
+        blocks in several chunks only the mean stage is certain.
         """
         degrees = candidate.degrees
         several = degrees.chunks > 1 and len(self.times.block_classes) > 1
@@ -161,9 +176,8 @@ class CandidateBounds:
             return True
         passes = self.context.passes_s(worth_s, candidate.num_ranks) * NANO
         limit = passes / candidate.microbatches(self.context.training)
-        limit -= self._between(candidate).least_ns
         count = self.times.num_alike
-        return most_held(held.rooms, held.resident, options, limit, count) >= count
+        return most_held(held.rooms, held.resident, options, limit - fixed_ns, count) >= count
 
     def of_fuller(self, candidate: Candidate) -> float:
         """Least step in seconds where a stage holds more blocks than an even share, rounded up."""

@@ -13,6 +13,7 @@ from costmodel.layout import NO_RECOMPUTE
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.simulate import in_flight, least_in_flight
 from planner.bounds import num_waves
+from planner.classcosts import held_bytes, once_ns
 from planner.pipelinebound import PipelineBound
 from planner.problem import SearchProblem
 from profiles.layers import Block, Embedding, Head
@@ -139,32 +140,9 @@ class CandidateProblem:
 
     @cached_property
     def once_ns(self) -> tuple[int, ...]:
-        """What a layer of each class adds at least once a step, divided over the micro-batches;
-        below zero where others' traffic hides behind its passes, by no more than those take.
-
-        Of a stage with traffic R, behind passes W of all its layers, R - h min(R, W) is exposed:
-        no less than R - h R, and no less than R - h W. Both are sums over layers. That one counts,
-        for all layers, which says more of the most frequent block.
-        """
-        states = [row[0].states for row in self.steps]
-        reduced = self._exposed_s(
-            [own.reduce_s for own in states],
-            [max(step.backward.total_s for step in row) for row in self.steps],
-        )
-        gathered = self._exposed_s(
-            [own.gather_s for own in states],
-            [max(step.forward.total_s for step in row) for row in self.steps],
-        )
-        return tuple(
-            math.floor((own.optimizer_s + there + back) * NANO / self.microbatches)
-            for own, there, back in zip(states, reduced, gathered, strict=True)
-        )
-
-    def _exposed_s(self, traffic: list[float], passes: list[float]) -> list[float]:
+        """As ``planner.classcosts.once_ns`` has it; the most frequent block counts."""
         main = max(self.chain, key=lambda c: (isinstance(self.classes[c], Block), self.counts[c]))
-        hidden = traffic if traffic[main] < passes[main] else passes
-        part = self.context.hidden_part
-        return [whole - part * own for whole, own in zip(traffic, hidden, strict=True)]
+        return once_ns(self.steps, main, self.microbatches, self.context.hidden_part)
 
     @cached_property
     def counts(self) -> list[int]:
@@ -242,18 +220,8 @@ class CandidateProblem:
         flights = known(self.schedule, self.shape)
         spread = degrees.chunks > 1 and not self.schedule.folds
         once = self.chain[-1] if spread and self.allowed(self.chain[-1]) == (0,) else -1
-        held = [
-            [(self._resident_bytes(step), step.saved_bytes) for step in row] for row in self.steps
-        ]
-        memory = {
-            flight: tuple(
-                tuple(
-                    stays + math.ceil(saved * (1 if c == once else flight)) for stays, saved in row
-                )
-                for c, row in enumerate(held)
-            )
-            for flight in set(flights)
-        }
+        copies = self.schedule.copies
+        memory = held_bytes(self.context, self.steps, set(flights), copies=copies, once=once)
         return SearchProblem(
             chain=self.chain,
             num_stages=stages,
@@ -266,11 +234,6 @@ class CandidateProblem:
             stage_ns=self.stage_ns,
             least_layers=self.pipeline.least_of_stage(len(self.chain)),
         )
-
-    def _resident_bytes(self, step: LayerStep) -> int:
-        """States of a layer, in the unit of ``allocated_limit``."""
-        states = step.states.resident_bytes * self.schedule.copies
-        return math.ceil(self.context.beside_activations(states))
 
     @property
     def waves(self) -> int:

@@ -17,7 +17,7 @@ from planner.solvers import solve
 
 if TYPE_CHECKING:
     from costmodel.context import CostContext
-    from planner.search import Finalist
+    from planner.finalists import Finalist
 
 __all__ = ["certify"]
 

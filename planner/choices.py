@@ -72,9 +72,12 @@ class Grid(NamedTuple):
 
 
 class Grids(NamedTuple):
-    """Grids on which a rank has the same shard of every layer."""
+    """Grids on which a rank has the same shard of every layer; of routed experts only
+    ``with_experts``.
+    """
 
     alike: list[Grid]
+    with_experts: bool
 
 
 class Degrees(NamedTuple):

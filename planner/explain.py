@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from costmodel.estimate import MemoryBytes
     from costmodel.stagecost import StepSplit
+    from planner.finalists import Finalist
     from planner.plan import Difference, Plan
-    from planner.search import Finalist
     from planner.sensitivity import Lever, Shift
 
 __all__ = [

@@ -88,11 +88,31 @@ class LeastTimes:
             return key
         return (*key, degrees.pp, degrees.dp)
 
+    def shape_beside_experts(self, grid: Grid) -> tuple[object, ...]:
+        """``shape`` without how the experts are divided."""
+        shape = self.shape(grid)
+        return (*shape[:2], *shape[4:])
+
+    def least_sums_ns(self, grid: Grid) -> float:
+        """Nanoseconds of all layers for one micro-batch that no division of the experts can
+        beat.
+        """
+        strategy = Strategy(tp=grid.tp, cp=grid.cp, sequence_parallel=grid.sequence_parallel)
+        mesh = Mesh(tp=grid.tp, cp=grid.cp, dp=grid.dp, pp=grid.pp, order=ORDER_BY_STAGE)
+        total = 0.0
+        for c, (layer, count) in enumerate(zip(self.context.classes, self.counts, strict=True)):
+            if isinstance(layer, Block) and self._experts[c]:
+                own = self.context.least_s(layer, strategy, grid.micro_batch, mesh)
+            else:
+                own = self.cost(grid, c, NO_RECOMPUTE).total_s
+            total += own * count
+        return total * NANO
+
     def cost(self, degrees: Degrees | Grid, c: int, recompute: Recompute) -> LayerCost:
         """Cost of one layer of class ``c`` before ZeRO."""
         shard = self.shape(degrees)
         if not self._experts[c]:
-            shard = (*shard[:2], *shard[4:])
+            shard = (*shard[:2], *shard[4:])  # as in ``shape_beside_experts``
         key = (shard, c, recompute)
         if key not in self._costs:
             shape = dict(zip(("tp", "cp", "ep", "expert_tp"), degrees[:4], strict=True))

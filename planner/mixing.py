@@ -23,8 +23,9 @@ from costmodel.schedules import Shape
 from costmodel.simulate import in_flight
 from planner import nested
 from planner.build import NANO, CandidateProblem
+from planner.finalists import Finalist
 from planner.problem import SearchProblem
-from planner.search import TIGHTENINGS, Finalist
+from planner.search import TIGHTENINGS
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:

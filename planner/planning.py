@@ -17,8 +17,8 @@ from planner.space import SearchSpace
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 
 if TYPE_CHECKING:
+    from planner.finalists import Finalist, SearchResult
     from planner.inputs import Inputs
-    from planner.search import Finalist, SearchResult
 
 __all__ = [
     "AfterSearch",

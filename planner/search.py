@@ -30,6 +30,7 @@ from planner.closed_form import CountingStages
 from planner.collector import collector_off
 from planner.cuts import SLACKS, best_cuts, even_cuts, stages_hold
 from planner.dp import LayerwiseStages
+from planner.finalists import Finalist, SearchResult
 from planner.layouts import build_layout
 from planner.proof import close_gap
 
@@ -37,14 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costmodel.context import CostContext
-    from costmodel.estimate import Estimate
-    from costmodel.layout import Layout
     from planner.bounds import Relaxed
     from planner.cuts import StageSolver
     from planner.problem import SearchProblem, Solution
     from planner.space import SearchSpace
 
-__all__ = ["SOLVERS", "Finalist", "SearchResult", "search"]
+__all__ = ["SOLVERS", "search"]
 
 SOLVERS: Final[dict[str, Callable[[SearchProblem], StageSolver]]] = {
     "closed-form": CountingStages,
@@ -55,53 +54,6 @@ SIMULATED_CUTS = 4
 TIGHTENINGS = 3
 EARLY = 16  # one in so many visits solves a candidate, until there are plans to prune with
 PROMISING = 1.02  # of the wanted time; what the closed form puts above it is not simulated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finalist:
-    """A simulated plan and the candidate that it comes from."""
-
-    candidate: Candidate
-    layout: Layout
-    estimate: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The best plan, the next best different ones, and the proof.
-
-    ``bound_s``: no layout of the space is faster. ``gap`` is (step - bound) / step. ``proven``:
-    the gap is zero. ``pruned`` counts candidates by what excluded them, ``refused`` what the
-    space left out, by rule. ``complete`` is False when the search was stopped from outside.
-    ``tried`` is every simulated layout that fits.
-    """
-
-    finalists: tuple[Finalist, ...]
-    bound_s: float
-    candidates: int
-    visited: int
-    simulated: int
-    pruned: dict[str, int]
-    refused: dict[str, int]
-    complete: bool
-    tried: tuple[Finalist, ...] = ()
-
-    @property
-    def best(self) -> Finalist | None:
-        """The fastest plan that fits, None if there is none."""
-        return self.finalists[0] if self.finalists else None
-
-    @property
-    def gap(self) -> float:
-        """Relative distance of the best plan from the bound."""
-        if self.best is None:
-            return 1.0
-        return max(0.0, 1 - self.bound_s / self.best.estimate.step_s)
-
-    @property
-    def proven(self) -> bool:
-        """Whether the best plan is shown to be the fastest."""
-        return self.best is not None and self.gap == 0.0
 
 
 def search(
@@ -201,14 +153,24 @@ class SearchRun:
 
     def bound_all(self) -> None:
         """Give all grids with the same shard of a layer their least bound, from compute alone."""
-        alike: dict[object, list[Grid]] = {}
+        grids = []
         for grid in self.space.grids():
             size = self.space.num_candidates(grid)
             if size:
                 self.candidates += size
-                alike.setdefault(self.bounds.times.shape(grid), []).append(grid)
-        for grids in alike.values():
-            self._push(min(self.bounds.of_grids(grids)), Grids(grids))
+                grids.append(grid)
+        self._push_alike(grids, self.bounds.times.shape_beside_experts, with_experts=False)
+
+    def _push_alike(
+        self, grids: list[Grid], shape: Callable[[Grid], object], *, with_experts: bool
+    ) -> None:
+        """A node for all of some grids that have the same ``shape``."""
+        found: dict[object, list[Grid]] = {}
+        for grid in grids:
+            found.setdefault(shape(grid), []).append(grid)
+        for own in found.values():
+            node = Grids(own, with_experts)
+            self._push(min(self.bounds.of_grids(node)), node)
 
     def visit(self) -> None:
         """Sharpen, open or solve the most promising node; now and then the most promising
@@ -231,25 +193,39 @@ class SearchRun:
 
     def open_node(self, node: Grids | Grid | Degrees | list[Candidate], bound_s: float) -> None:
         if isinstance(node, Grids):
-            for grid, relaxed in zip(node.alike, self.bounds.of_grids(node.alike), strict=True):
-                self._push(relaxed, grid)
+            self._open_grids(node)
         elif isinstance(node, Grid):
             for degrees in self.space.degrees_of(node):
                 self._push(self.bounds.of_degrees(degrees), degrees, bound_s)
         elif isinstance(node, Degrees):
             candidates = list(self.space.candidates(node))
-            sharper = self.bounds.of_memory(node, candidates) if candidates else None
-            if sharper is None:
-                self.pruned["memory"] += len(candidates)
-            else:
+            sharper = self._of_memory(candidates)
+            if sharper is not None:
                 self._push(sharper, candidates, bound_s)
-        else:
+        elif self._of_memory(node) is not None:
             for candidate in node:
                 relaxed = self.bounds.of_candidate(candidate, self.worth_s)
                 if relaxed is None:
-                    self._prune_full()
+                    self._prune_full(1)
                 else:
                     self._push(relaxed, candidate, bound_s)
+
+    def _open_grids(self, node: Grids) -> None:
+        """First into those that divide the experts alike, then into single ones."""
+        if not node.with_experts:
+            self._push_alike(node.alike, self.bounds.times.shape, with_experts=True)
+            return
+        for grid, own in zip(node.alike, self.bounds.of_grids(node), strict=True):
+            self._push(own, grid)
+
+    def _of_memory(self, candidates: list[Candidate]) -> Relaxed | None:
+        """What none of the candidates of some degrees can beat; None if none of them is wanted."""
+        if not candidates:
+            return None
+        own = self.bounds.of_memory(candidates[0].degrees, candidates, self.worth_s)
+        if own is None:
+            self._prune_full(len(candidates))
+        return own
 
     def _push(self, own: Relaxed, node: Node, bound_s: float = 0.0) -> None:
         """Put a node on the heap; ``bound_s`` is that of the node it came from."""
@@ -268,29 +244,15 @@ class SearchRun:
             return sum(map(self.space.num_candidates, node.alike))
         return len(node) if isinstance(node, list) else self.space.num_candidates(node)
 
-    def _prune_full(self) -> None:
-        """Count a candidate that does not fit, or fits only at more than the wanted time."""
-        self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += 1
+    def _prune_full(self, count: int) -> None:
+        """Count candidates that do not fit, or fit only at more than the wanted time."""
+        self.pruned["memory" if self.worth_s == float("inf") else "memory or bound"] += count
 
     def solve(self, candidate: Candidate, bound_s: float) -> None:
         """Solve one candidate, simulate its undominated cuts, keep the best."""
         problem = CandidateProblem(context=self.context, candidate=candidate, min_fit=self.min_fit)
-        lean = problem.with_least_in_flight()  # spares the orders of a schedule that cannot fit
-        if not (problem.moves_blocks or lean is None or self.cuts(lean, bound_s, self.worth_s)):
-            self._prune_full()
-            return
-        found = self.cuts(problem, bound_s, self.worth_s)
-        if not found and not problem.moves_blocks:
-            self._prune_full()
-            return
-        own = bound_s
-        if not problem.moves_blocks:
-            own = max(bound_s, self.least_s(problem, found))
-        self.leave_open(own, problem)
-        limit = self.worth_s * PROMISING
-        promising = [cut for cut in found[:SIMULATED_CUTS] if problem.expected_s(cut) <= limit]
-        if not promising:  # the bound stays open: it counts in the gap
-            self.pruned["closed form"] += 1
+        promising = self._promising(problem, bound_s)
+        if not promising:
             return
         best: Finalist | None = None
         for cut in promising:
@@ -303,6 +265,28 @@ class SearchRun:
             self.pruned["memory"] += 1
         else:
             self.keep(best)
+
+    def _promising(self, problem: CandidateProblem, bound_s: float) -> list[Solution]:
+        """Cuts of a candidate that are worth simulating; it is left open with their bound. Where
+        none is even with the activations that stages are sure to hold, the orders of its schedule
+        need not be known.
+        """
+        lean, limit = problem.with_least_in_flight(), self.worth_s * PROMISING
+        found: list[Solution] = []
+        for each in [problem] if lean is None else [lean, problem]:
+            found, own = self.cuts(each, bound_s, self.worth_s), bound_s
+            if not problem.moves_blocks:
+                if not found:
+                    self._prune_full(1)
+                    return []
+                own = max(bound_s, self.least_s(each, found))
+            found = [cut for cut in found[:SIMULATED_CUTS] if each.expected_s(cut) <= limit]
+            if not found:
+                break
+        self.leave_open(own, problem)
+        if not found:  # the bound stays open: it counts in the gap
+            self.pruned["closed form"] += 1
+        return found
 
     def leave_open(self, bound_s: float, problem: CandidateProblem) -> None:
         self.open.append((bound_s, problem))
@@ -364,15 +348,9 @@ class SearchRun:
         """
         bound_s = problem.bound_s(cut)
         for _ in range(TIGHTENINGS):
-            layout = build_layout(problem, cut, self.space.rules.mixing)
-            cost = LayoutCost(self.context, layout)
+            cost = self._cost(problem, cut)
             if cost.fit_probability >= self.min_fit:
-                self.simulated += 1
-                own = cost.estimate(min_fit=self.min_fit)
-                self.tried.append(
-                    Finalist(candidate=problem.candidate, layout=layout, estimate=own)
-                )
-                return self.tried[-1]
+                return self._tried(problem, cost)
             problem = problem.with_less(cost.fullest)
             again = self.cuts(problem, bound_s, self.worth_s)
             if not again:
@@ -382,22 +360,26 @@ class SearchRun:
 
     def finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""
-        layout = build_layout(problem, cut, self.space.rules.mixing)
-        cost = LayoutCost(self.context, layout)
-        if cost.fit_probability < self.min_fit:
-            return None
+        cost = self._cost(problem, cut)
+        return self._tried(problem, cost) if cost.fit_probability >= self.min_fit else None
+
+    def _cost(self, problem: CandidateProblem, cut: Solution) -> LayoutCost:
+        return LayoutCost(self.context, build_layout(problem, cut, self.space.rules.mixing))
+
+    def _tried(self, problem: CandidateProblem, cost: LayoutCost) -> Finalist:
         self.simulated += 1
         own = cost.estimate(min_fit=self.min_fit)
-        self.tried.append(Finalist(candidate=problem.candidate, layout=layout, estimate=own))
-        return self.tried[-1]
+        found = Finalist(candidate=problem.candidate, layout=cost.layout, estimate=own)
+        self.tried.append(found)
+        return found
 
     def keep(self, finalist: Finalist) -> None:
         """Keep the best plan of each combination of degrees and ZeRO stage."""
-        key = _identity(finalist)
-        rivals = [each for each in self.finalists if _identity(each) == key]
+        key = finalist.identity
+        rivals = [each for each in self.finalists if each.identity == key]
         if rivals and rivals[0].estimate.step_s <= finalist.estimate.step_s:
             return
-        others = [each for each in self.finalists if _identity(each) != key]
+        others = [each for each in self.finalists if each.identity != key]
         self.finalists = sorted([*others, finalist], key=lambda each: each.estimate.step_s)
         del self.finalists[self.wanted :]
 
@@ -424,9 +406,3 @@ class SearchRun:
             complete=complete,
             tried=tuple(self.tried),
         )
-
-
-def _identity(finalist: Finalist) -> tuple[object, ...]:
-    """Plans with the same identity are the same plan in all that a user would call different."""
-    candidate = finalist.candidate
-    return (*candidate.degrees, candidate.zero)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.search import Finalist
+    from planner.finalists import Finalist
 
 __all__ = [
     "discard_stdout",

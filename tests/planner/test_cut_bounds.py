@@ -69,6 +69,25 @@ def test_no_layout_is_faster_than_the_bound_of_its_cut(schedule, seed):
             assert bound_s <= step_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(8))
+def test_no_candidate_is_dropped_that_has_a_layout_faster_than_what_is_wanted(schedule, seed):
+    rng = random.Random(f"wanted {schedule} {seed}")
+    context, space, candidates = random_candidates(rng, schedule)
+    bounds = CandidateBounds(context, min_fit=MIN_FIT)
+    for candidate in candidates:
+        problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
+        steps = [step_s for _, step_s in fitting_cuts(context, space, problem)]
+        if steps:
+            wanted_s = min(steps) * (1 + 1e-6)
+            own = bounds.of_candidate(candidate, wanted_s)
+            lean = bounds.of_memory(candidate.degrees, [candidate], wanted_s)
+            assert own is not None
+            assert own.bound_s <= wanted_s
+            assert lean is not None
+            assert lean.bound_s <= wanted_s
+
+
 @pytest.mark.parametrize("vocab", [128_256, 512_000])
 @pytest.mark.parametrize("batch", [4, 16])
 def test_traffic_of_a_layer_without_passes_hides_behind_its_neighbours(vocab, batch):
