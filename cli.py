@@ -199,7 +199,8 @@ def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> N
 def main() -> None:
     """Find the fastest parallel layout for training a model on a cluster, and how sure it is.
 
-    Exit codes: 0 yes, 1 no (nothing fits), 2 asked wrongly, 3 our mistake, 130 interrupted.
+    Exit codes: 0 yes, 1 no (nothing fits), 2 asked wrongly, 3 our mistake, 130 interrupted,
+    143 stopped by SIGTERM.
     """
 
 

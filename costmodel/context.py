@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costmodel.compute import DeviceModel
+from costmodel.fsdpmemory import is_one_pass, working_bytes
 from costmodel.handover import HandOvers
 from costmodel.layers import (
     PassCost,
     layer_operators,
     least_seconds,
-    rank_parameters,
     timed_layer,
 )
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers, Wrapping
 from costmodel.measuredlinks import MeasuredTopology
 from costmodel.operatorfit import as_found
-from costmodel.sharding import Replicas, StateCost, is_gathered_twice, state_cost
+from costmodel.sharding import (
+    GRADIENTS_ONLY,
+    Replicas,
+    StateCost,
+    is_gathered_twice,
+    state_cost,
+)
 from costmodel.work import AttentionCore, Gemm, Group
 from profiles.layers import Block, Embedding, ExpertFeedForward
 from profiles.topology import GroupLink, Topology
@@ -52,7 +58,8 @@ LONELY = GroupLink(1, ())
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
     included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
-    bytes while it runs, and its states.
+    bytes while it runs (``first``: in a step's first backward pass, where that makes gradients),
+    bytes of weights that this pass gives up, and its states.
     """
 
     forward: PassCost
@@ -60,6 +67,8 @@ class LayerStep:
     weight_s: float
     saved_bytes: int
     transient_bytes: int
+    first_transient_bytes: int
+    released_bytes: int
     states: StateCost
     basis: Basis
 
@@ -259,9 +268,18 @@ class CostContext:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
             states = states._replace(parameter_bytes=whole)
-        if self.training.fsdp2 and not is_gathered_twice(layer):
-            again = states.backward_comm_s - states.forward_comm_s
-            states = states._replace(backward_comm_s=again)
+        working = first = cost.transient_bytes + states.working_bytes
+        released = 0
+        if self.training.fsdp2:
+            once = is_one_pass(self, strategy, micro_batch)
+            if once and strategy.zero == 1:
+                sharded = self.states(cost, mesh, GRADIENTS_ONLY, strategy.shard_group)
+                states = states.holding(sharded)
+            if not is_gathered_twice(layer):
+                again = states.backward_comm_s - states.forward_comm_s
+                states = states._replace(backward_comm_s=again)
+            working, first = working_bytes(self, layer, strategy, micro_batch, cost, states)
+            released = states.unsharded_bytes(self.training) if once else 0
         forward = self._with_traffic(cost.forward, states.forward_comm_s / share_gather)
         backward = self._with_traffic(cost.backward, states.backward_comm_s / share_gather)
         return LayerStep(
@@ -269,7 +287,9 @@ class CostContext:
             backward=backward + PassCost(compute_s=wrapping.backward_s),
             weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
-            transient_bytes=self._transient_bytes(layer, strategy, micro_batch, cost, states),
+            transient_bytes=working,
+            first_transient_bytes=first,
+            released_bytes=released,
             states=states,
             basis=cost.basis,
         )
@@ -280,33 +300,6 @@ class CostContext:
         if self._measured is None or alone:
             return Wrapping()
         return self._measured.wrapping(self._stated.get(layer, layer), strategy.tp, strategy.zero)
-
-    def _transient_bytes(
-        self,
-        layer: Layer,
-        strategy: Strategy,
-        micro_batch: int,
-        cost: LayerCost,
-        states: StateCost,
-    ) -> int:
-        """What a layer needs on top while it runs backward. Under FSDP2 each end of the model is a
-        unit of its own: beside the head's weights those of a block are gathered, and its gradients
-        come when what it kept is gone.
-        """
-        if not self.training.fsdp2:
-            return cost.transient_bytes + states.working_bytes
-        if isinstance(layer, Block):
-            whole = self.gathered_bytes(strategy, micro_batch)
-            return cost.transient_bytes + states.working_bytes + whole
-        if isinstance(layer, Embedding):
-            gathered = states.gathered_bytes if is_gathered_twice(layer) else 0
-            return gathered + states.gradient_working_bytes
-        ahead = 0
-        if states.gathered_bytes and self.training.prefetches:
-            sizes = [sum(rank_parameters(each, strategy)) for each in self.classes[1:-1]]
-            ahead = max(sizes, default=0) * self.training.param_bytes
-        after = states.gradient_working_bytes - cost.saved_bytes
-        return states.gathered_bytes + ahead + max(cost.transient_bytes, after)
 
     def compute(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from costmodel.fsdpmemory import fsdp_working, receive_buffers
+from costmodel.fsdpmemory import Peak, backward_peaks, receive_buffers
 from costmodel.knowledge import known_of
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import PassTimes, peak_held, simulate
@@ -46,7 +46,8 @@ class MemoryBytes:
     """Peak bytes of one rank by kind.
 
     ``activations`` are held between passes, ``working`` appears on top while a layer runs
-    (recomputed tensors, logits, gathered weights), ``buffers`` belong to communication.
+    (recomputed tensors, logits, gathered weights), ``buffers`` belong to communication;
+    ``parameters`` and ``gradients`` are those that are there at the peak.
     ``reserved`` is the allocator's overhead on what comes and goes, ``context`` what lies outside
     it.
     """
@@ -230,29 +231,47 @@ def _step(context: CostContext, layout: Layout, stages: Sequence[StageCost]) -> 
 
 
 def _memory(context: CostContext, layout: Layout, stages: Sequence[StageCost]) -> list[MemoryBytes]:
-    fsdp2 = context.training.fsdp2
-    saved = held_bytes(context, layout, stages) if fsdp2 else saved_bytes(stages)
-    peaks = peak_held(SCHEDULES[layout.schedule], layout.shape, saved)
+    schedule = SCHEDULES[layout.schedule]
+    if context.training.fsdp2:
+        peaks = _fsdp_peaks(context, layout, stages)
+    else:
+        held = peak_held(schedule, layout.shape, saved_bytes(stages))
+        peaks = [_peak(*each) for each in zip(stages, held, strict=True)]
     gathered = max(context.gathered_bytes(s, layout.micro_batch_of(s)) for s in layout.strategies)
     outside = context.own.context_bytes + context.communicator_bytes(
         *(layout.mesh_of(s) for s in layout.strategies)
     )
-    schedule = SCHEDULES[layout.schedule]
     found = []
-    for stage, activations in zip(stages, peaks, strict=True):
-        working, buffers = max(s.transient_bytes for s, _ in stage.steps), gathered
-        if fsdp2:
-            working = fsdp_working(stage.chunks)
+    for stage, peak in zip(stages, peaks, strict=True):
+        buffers = gathered
+        if context.training.fsdp2:
             buffers = receive_buffers(context, layout, stage.number)
         parts = {
-            "parameters": sum(s.states.parameter_bytes * n for s, n in stage.steps)
-            * (1 if schedule.drains else layout.num_stages - stage.number),  # versions in use
-            "gradients": sum(s.states.gradient_bytes * n for s, n in stage.steps),
+            "parameters": stage.parameter_bytes
+            * (1 if schedule.drains else layout.num_stages - stage.number)  # versions in use
+            - peak.released,
+            "gradients": peak.gradients,
             "optimizer": sum(s.states.optimizer_bytes * n for s, n in stage.steps),
-            "activations": math.ceil(activations),
-            "working": working,
+            "activations": math.ceil(peak.activations),
+            "working": peak.working,
             "buffers": buffers + (gathered_bytes(stage) if schedule.gathers_by_unit else 0),
         }
-        reserved = int(context.own.reserve * (activations + working + buffers))
+        reserved = int(context.own.reserve * (peak.activations + peak.working + buffers))
         found.append(MemoryBytes(**parts, reserved=reserved, context=outside))
     return found
+
+
+def _peak(stage: StageCost, activations: float) -> Peak:
+    """The greatest of each kind, with gradients that have their place from the start of the step,
+    as in Megatron-LM.
+    """
+    return Peak(activations, stage.gradient_bytes, max(s.transient_bytes for s, _ in stage.steps))
+
+
+def _fsdp_peaks(context: CostContext, layout: Layout, stages: Sequence[StageCost]) -> list[Peak]:
+    return backward_peaks(
+        SCHEDULES[layout.schedule],
+        layout.shape,
+        held_bytes(context, layout, stages),
+        [stage.chunks for stage in stages],
+    )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from profiles.training import TrainingSpec
 
 __all__ = [
+    "GRADIENTS_ONLY",
     "Replicas",
     "StateBytes",
     "StateCost",
@@ -87,6 +88,19 @@ class StateCost(NamedTuple):
     reduce_s: float
     gather_s: float
     optimizer_s: float
+
+    def unsharded_bytes(self, training: TrainingSpec) -> int:
+        """Of FSDP2's parameters, those that stand beside the shard which the optimizer updates."""
+        shard = 0 if training.param_bytes < FP32 else self.owned * training.param_bytes
+        return self.parameter_bytes - shard
+
+    def holding(self, other: StateCost) -> StateCost:
+        """These states with the gradients of others."""
+        return self._replace(
+            gradient_bytes=other.gradient_bytes,
+            working_bytes=other.working_bytes,
+            gradient_working_bytes=other.gradient_working_bytes,
+        )
 
     @property
     def resident_bytes(self) -> int:

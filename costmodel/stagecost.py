@@ -82,6 +82,16 @@ class StageCost:
         self.gradient_s = self._gradients(context) + self._tied(context, layout)
         self.gradient_s += self._copied(context, layout)
 
+    @property
+    def parameter_bytes(self) -> int:
+        """Weights that passes read."""
+        return sum(s.states.parameter_bytes * n for s, n in self.steps)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What is added up from micro-batch to micro-batch."""
+        return sum(s.states.gradient_bytes * n for s, n in self.steps)
+
     def durations(self) -> tuple[list[float], list[float], list[float]]:
         """Seconds of one micro-batch's forward, input gradients and weight gradients on each chunk.
         A pass pays its host time and its hand-over, a backward the one over the same boundary.

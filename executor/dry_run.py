@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -29,6 +30,8 @@ from profiles.errors import InputError, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from executor.models.chain import Chain
+    from executor.pipeline import Part
     from executor.shortened import Short
     from planner.plan import Plan
     from profiles.training import TrainingSpec
@@ -37,6 +40,7 @@ __all__ = ["TOLERANCES", "DryRun", "dry_run", "run_short"]
 
 WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 STEPS: Final = 2
+PEAK: Final = "peak"
 # Part by which the account may be off.
 TOLERANCES: Final = {
     "parameters": 0.002,  # a weight with fewer rows than shards, a router's, is padded
@@ -134,6 +138,8 @@ def dry_run(plan: Plan, where: str, *, rank: int = 0) -> DryRun:
         with fake_rank(rank, layout.mesh.num_ranks, on_gpu=on_gpu):
             found.append(run_short(job, plan.inputs.training))
     memory, ran, planned = (whole([each[part] for each in found], jobs) for part in range(3))
+    peaks = [memory.pop(name) for name in [*memory] if name.startswith(PEAK)]
+    memory[PEAK] = max(peaks)
     return DryRun(
         rank=rank,
         stage=stage,
@@ -160,8 +166,8 @@ def _account(plan: Plan, stage: int) -> dict[str, int]:
     memory = cost.memory[stage]
     held = held_bytes(own.context, plan.layout, cost.stages)[stage]
     return {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
+        "parameters": cost.stages[stage].parameter_bytes,
+        "gradients": cost.stages[stage].gradient_bytes,
         "optimizer": memory.optimizer,
         "saved": sum(held),
         "peak": memory.allocated_bytes,
@@ -172,7 +178,9 @@ Figures = dict[str, int]
 
 
 def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Figures]:
-    """Memory, collectives that ran, collectives that were meant, of a step of a short job."""
+    """Memory, collectives that ran, collectives that were meant, of a step of a short job. Memory
+    has the peak of each part of the step (``PEAK`` and its name): their greatest is not linear.
+    """
     layout = job.layout
     share = layout.micro_batch * layout.num_microbatches
     short = replace(training, global_batch=share * layout.mesh.dp)
@@ -186,43 +194,83 @@ def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Fig
         ]
         watch = _Watch(trainer, memory)
         for _ in range(STEPS):
-            memory.peak = memory.live
+            watch.begin_step()
             with TrafficLog(trainer.mesh.axes) as log:
                 trainer.totals(*rows)
             watch.after_passes()
             trainer.update()
+        watch.enter("end")
         planned = planned_traffic(
             trainer.parts, trainer.mesh, short, trainer.numbers, model=job.model
         )
-        figures = {**watch.figures(), "peak": memory.peak}
-    return figures, _figures(log.traffic), _figures(planned)
+    return watch.figures(), _figures(log.traffic), _figures(planned)
 
 
 class _Watch:
-    """Takes down what a trainer holds, by kind, at the moments when that can be told apart."""
+    """Takes down what a trainer holds, by kind, at the moments when that can be told apart; and the
+    peak in each part of a step, since only that of one part grows evenly with the layers.
+    """
 
     def __init__(self, trainer: Trainer, memory: MemoryLog) -> None:
         self.trainer, self.memory = trainer, memory
-        self.weights = self.gradients = 0
+        self.weights = 0
+        self.gradients: Counter[int] = Counter()
         self.saved: Counter[int] = Counter()
-        self._before = 0
+        self.peaks: Counter[str] = Counter()
+        self._before, self._part = 0, ""
+        self._begun: set[str] = set()  # backward passes of a step
         for part in trainer.parts:
             part.chain.register_forward_pre_hook(self._begin)
             part.chain.register_forward_hook(self._end(part.number))
+            for name, place in _places(part.chain).items():
+                layer = part.chain.layers[name]
+                layer.register_forward_hook(self._layer(f"{part.number} {place}"))
+
+    def begin_step(self) -> None:
+        """Before the passes of a step; only the last one counts."""
+        self.peaks.clear()
+        self._begun.clear()
+        self.memory.peak = self.memory.live
+        self._part = "forward"
+
+    def enter(self, part: str) -> None:
+        """Another part of the step begins."""
+        self.peaks[self._part] = max(self.peaks[self._part], self.memory.peak)
+        self.memory.peak, self._part = self.memory.live, part
 
     def _begin(self, _chain: nn.Module, _inputs: Any) -> None:
+        self.enter("forward")
         self._before = self.memory.live - self._gathered()
 
     def _end(self, number: int) -> Any:
-        def note(_chain: nn.Module, _inputs: Any, _output: Any) -> None:
+        def backward(_gradient: torch.Tensor) -> None:
+            self._add_up()
+
+        def note(_chain: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
             self.saved[number] = self.memory.live - self._gathered() - self._before
-            self.weights, self.gradients = self._read(), self._added_up()
+            self.weights = self._read()
+            if output.requires_grad:
+                output.register_hook(backward)
+
+        return note
+
+    def _layer(self, place: str) -> Any:
+        """When a layer begins to run backward."""
+
+        def backward(_gradient: torch.Tensor) -> None:
+            self.enter(f"{place} again" if place in self._begun else place)
+            self._begun.add(place)
+
+        def note(_layer: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(backward)
 
         return note
 
     def after_passes(self) -> None:
-        """Gradients of a step whose last forward pass saw none."""
-        self.gradients = max(self.gradients, self._added_up())
+        """Gradients of a step of one pass; then the optimizer."""
+        self._add_up()
+        self.enter("update")
 
     def figures(self) -> Figures:
         """Bytes by kind, as ``DryRun`` has them."""
@@ -235,9 +283,10 @@ class _Watch:
         masters = self._shards() if self.trainer.numbers.is_mixed else 0
         return {
             "parameters": self.weights,
-            "gradients": self.gradients,
+            "gradients": sum(self.gradients.values()),
             "optimizer": states + masters,
             "saved": sum(self.saved.values()),
+            **{f"{PEAK} {part}": most for part, most in self.peaks.items()},
         }
 
     def _shards(self) -> int:
@@ -246,9 +295,7 @@ class _Watch:
     def _units(self) -> Iterator[tuple[Any, int]]:
         """FSDP's parameters and their stage of ZeRO."""
         for part in self.trainer.parts:
-            for unit, strategy in part.data_parallel.units:
-                groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch tells nobody
-                yield from ((each, strategy.zero) for own in groups for each in own.fsdp_params)
+            yield from _units(part)
 
     def _gathered(self) -> int:
         return sum(_storage(p.all_gather_outputs) for p, _ in self._units())
@@ -258,12 +305,33 @@ class _Watch:
         kept = sum(_storage(p.all_gather_outputs) for p, z in self._units() if z < WEIGHTS_SHARDED)
         return kept if self.trainer.numbers.is_mixed else kept + self._shards()
 
-    def _added_up(self) -> int:
-        wide = (p.unsharded_accumulated_grad for p, _ in self._units())
-        sums = [each for each in wide if each is not None]
-        return _nbytes(sums) + _nbytes(
-            p.grad for p in self.trainer.parameters() if p.grad is not None
-        )
+    def _add_up(self) -> None:
+        """What each chunk has added up so far."""
+        for part in self.trainer.parts:
+            wide = (p.unsharded_accumulated_grad for p, _ in _units(part))
+            sums = [each for each in wide if each is not None]
+            own = [p.grad for p in part.chain.parameters() if p.grad is not None]
+            self.gradients[part.number] = max(
+                self.gradients[part.number], _nbytes(sums) + _nbytes(own)
+            )
+
+
+def _units(part: Part) -> Iterator[tuple[Any, int]]:
+    """FSDP's parameters of a chunk and their stage of ZeRO."""
+    for unit, strategy in part.data_parallel.units:
+        groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch tells nobody
+        yield from ((each, strategy.zero) for own in groups for each in own.fsdp_params)
+
+
+def _places(chain: Chain) -> dict[str, str]:
+    """The first and the last of equal layers, between which each needs less than one of them."""
+    found: dict[str, str] = {}
+    alike = groupby(chain.layers.items(), lambda each: (each[1].spec, chain.strategies[each[0]]))
+    for number, (_, run) in enumerate(alike):
+        names = [name for name, _ in run]
+        found[names[-1]] = f"{number} last"
+        found[names[0]] = f"{number} first"
+    return found
 
 
 def _nbytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from executor.checkpointfiles import Shelf
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
 from executor.job import check_plan, check_torch
+from executor.outfolder import check_free
 from executor.resuming import CHECKPOINTS, check_not_done, check_same_run, facts_of_run
+from executor.stopping import SHUTDOWN_S, StoppedError
 from profiles.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 PORT: Final = 29500
+NOTICE_S: Final = 300  # in which a step and a checkpoint must end, before Slurm's time limit
 SIGTERM: Final = 15  # what torchrun ends the others with
 
 
@@ -48,6 +51,7 @@ class Nodes:
     def arguments(self) -> list[str]:
         """As torchrun's arguments."""
         own = ["--nnodes", str(self.count), "--nproc-per-node", str(self.ranks)]
+        own += ["--shutdown-timeout", str(SHUTDOWN_S)]
         if self.count == 1 and self.endpoint is None:
             return [*own, "--standalone"]
         own += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint or f"HEAD:{PORT}"]
@@ -118,6 +122,7 @@ def slurm_script(plan: Plan, job: Job, nodes: Nodes) -> str:
             f"#SBATCH --job-name={plan.inputs.model.name}",
             f"#SBATCH --nodes={nodes.count}",
             "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --signal=TERM@{NOTICE_S}",
             *gpus,
             "#SBATCH --exclusive",
             "",
@@ -140,6 +145,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
     """
     check_torch("parplan launch")
     check_plan(plan, str(job.plan), compiles=job.compiles)
+    check_free(job.out)
     _check_start(plan, job, nodes)
     check_port(nodes)
     for name, (value, _) in environment(plan).items():
@@ -230,12 +236,22 @@ def run_ranks(nodes: Nodes, worker: list[str], out: Path) -> None:
         run.run(run.parse_args([*nodes.arguments(), *_logs(out, nodes), *worker]))
     except ChildFailedError as error:
         raise _job_error(error.failures, cause(out), out) from None
-    except SignalException:
+    except SignalException as error:
+        if error.sigval == SIGTERM:
+            raise _stopped(cause(out)) from None
         raise KeyboardInterrupt from None
     except (OSError, RuntimeError) as error:  # the store of the rendezvous
         message = f"ranks cannot meet: {error}".splitlines()[0]
         hint = "is the port of --rdzv-endpoint in use?"
         raise InputError(Problem(where="torchrun", message=message, hint=hint)) from None
+
+
+def _stopped(noted: Failure | None) -> Exception:
+    """How a job ended that SIGTERM was to end."""
+    if noted is not None and noted.exit_code == ExitCode.STOPPED:
+        return StoppedError(noted.message)
+    hint = "the same command goes on behind the last checkpoint"
+    return StoppedError(f"stopped by SIGTERM before a step could end; {hint}")
 
 
 def _job_error(failures: dict[int, Any], noted: Failure | None, out: Path) -> Exception:
@@ -245,6 +261,8 @@ def _job_error(failures: dict[int, Any], noted: Failure | None, out: Path) -> Ex
         for rank, each in failures.items()
         if each.exitcode < 0 and each.exitcode != -SIGTERM
     ]
+    if noted is not None and noted.exit_code == ExitCode.STOPPED:
+        return StoppedError(noted.message)
     if noted is not None and not noted.of_peer:
         text = f"rank {noted.rank}: {noted.message}"
         if noted.exit_code == ExitCode.ASKED_WRONGLY:

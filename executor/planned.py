@@ -67,7 +67,7 @@ LOSS_SUMS: Final = 3  # greatest logit; sum of exponentials and target's logit
 SPLITTING: Final = (TENSOR, EXPERTS, EXPERT_TENSOR)
 EXPERT_COPIES: Final = (EXPERT_REPLICAS, EXPERT_REPLICAS)
 COUNT: Final = 8  # bytes of a number of tokens
-PER_STEP: Final = 16  # bytes of the loss and the norm, in float64
+PER_STEP: Final = 24  # bytes of the loss, the norm and the wish to stop, in float64
 Entry = tuple[str, str, int, int]  # kind, axis, times, bytes of each
 
 

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,12 @@ from executor.checkpointfiles import Shelf
 from executor.data import open_data
 from executor.failures import JobError
 from executor.job import check_plan
+from executor.outfolder import claim
 from executor.planned import planned_traffic
 from executor.progress import Progress, logged_steps
 from executor.resuming import CHECKPOINTS, changes, check_not_done, facts_of_run
 from executor.runrecord import RankFacts, StepFacts, run_document
+from executor.stopping import StoppedError, StopRequest
 from executor.traffic import Traffic, TrafficLog
 from executor.trainer import Trainer
 from planner.planreader import load_plan
@@ -32,6 +34,8 @@ from profiles.layers import Embedding
 from profiles.outputfile import save_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from executor.data import Sequences
     from executor.job import Job
     from planner.plan import Plan
@@ -56,9 +60,30 @@ def train(job: Job) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        _Run(job, plan, device).run()
+        with _claimed(job):
+            _Run(job, plan, device).run()
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _claimed(job: Job) -> Iterator[None]:
+    """The output folder is this job's, or every rank says whose it is."""
+    answer: list[Any] = [None]
+    held = None
+    if dist.get_rank() == 0:
+        try:
+            held = claim(job.out)
+        except InputError as error:
+            answer = [error.problems]
+    dist.broadcast_object_list(answer)
+    if answer[0] is not None:
+        raise InputError(answer[0])
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
 
 
 def _check_world(plan: Plan, job: Job) -> None:
@@ -102,6 +127,7 @@ class _Run:
             keep=job.keep,
             tell=self.progress.say,
         )
+        self.stop = StopRequest()
         self.first = 0  # step of this start of the run
         self.passes: list[dict[str, float]] = []
         self.steps: list[StepFacts] = []
@@ -142,12 +168,20 @@ class _Run:
                 if is_first:
                     self.progress.tell(facts, self._memory()[2])
                 self.checkpoints.look()
-                if every and ((step + 1) % every == 0 or step + 1 == last):
+                stops = self.trainer.stops and step + 1 < last
+                if every and ((step + 1) % every == 0 or step + 1 == last or stops):
                     self.checkpoints.save()
+                if stops:
+                    break
             self.checkpoints.wait()
         self._record()
         if self.checkpoints.lost is not None:
             raise JobError(f"the last checkpoint could not be written: {self.checkpoints.lost}")
+        if self.trainer.done < last:
+            kept = (
+                "with a checkpoint; the same command goes on" if every else "without a checkpoint"
+            )
+            raise StoppedError(f"stopped by SIGTERM after step {self.trainer.done}, {kept}")
 
     def _resume(self) -> None:
         """Go on behind the last whole checkpoint, if there is one."""
@@ -165,6 +199,7 @@ class _Run:
     def _step(self, step: int) -> StepFacts:
         tokens, targets = self._batch(step)
         began_s = time.perf_counter()
+        self.trainer.wants_stop = self.stop.is_made
         if step == min(self.first + COUNTED, self.job.last - 1):  # once: later steps run the same
             with TrafficLog(self.trainer.mesh.axes) as log:
                 result = self.trainer.step(tokens, targets)
@@ -174,6 +209,7 @@ class _Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         step_s = time.perf_counter() - began_s
+        self.stop.step_done(stops=self.trainer.stops or step + 1 == self.job.last)
         self.passes.append(self.trainer.clock.take())
         facts = StepFacts(
             step=step,

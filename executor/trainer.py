@@ -30,11 +30,14 @@ __all__ = ["StepResult", "Trainer"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Of one step: mean loss of a token, norm of the gradients before clipping, learning rate."""
+    """Of one step: mean loss of a token, norm of the gradients before clipping, learning rate;
+    whether any rank wants to stop after it.
+    """
 
     loss: float
     grad_norm: float
     lr: float
+    stops: bool = False
 
 
 class Trainer:
@@ -80,6 +83,8 @@ class Trainer:
         self.passes = self._passes(model, training)
         self.optimizer = make_optimizer(training.optimizer, self.parameters(), recipe)
         self.done = 0
+        self.wants_stop = False  # on this rank
+        self.stops = False  # on any rank, as of the last step
 
     def _passes(self, model: ModelSpec, training: TrainingSpec) -> Passes:
         if self.layout.num_stages == 1:
@@ -117,11 +122,12 @@ class Trainer:
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
         """Run the passes on this rank's ``sequences``; loss and norm, the same on all ranks."""
-        total, square = self.totals(tokens, targets).tolist()
+        total, square, stops = self.totals(tokens, targets).tolist()
+        self.stops = stops > 0
         return float(total), float(square) ** 0.5
 
     def totals(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The same on the device, the norm squared."""
+        """The same on the device, the norm squared; and how many ranks want to stop."""
         own = (self.mesh.context.own(each, 1).contiguous() for each in (tokens, targets))
         loss = self.passes.run(*own)
         parameters = self.parameters()
@@ -130,7 +136,8 @@ class Trainer:
         squares = squared_norm(parameters, self.tied.copies)
         is_first = self.mesh.tensor_group(self.layout.ends[1]).rank == 0
         counted = loss if is_first else torch.zeros_like(loss)
-        sums = torch.stack((counted.double(), squares.double()))
+        stops = torch.full_like(squares, float(self.wants_stop), dtype=torch.float64)
+        sums = torch.stack((counted.double(), squares.double(), stops))
         dist.all_reduce(sums)
         return sums
 
@@ -140,7 +147,7 @@ class Trainer:
         clip = self.recipe.clip
         if clip and norm > clip:
             scale_gradients(self.parameters(), clip / norm)
-        return StepResult(loss, norm, self.update())
+        return StepResult(loss, norm, self.update(), self.stops)
 
     def update(self) -> float:
         """Change the weights by their gradients, which are then gone; the learning rate."""

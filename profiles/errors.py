@@ -16,6 +16,7 @@ class ExitCode(IntEnum):
     ASKED_WRONGLY = 2
     WE_FAILED = 3
     INTERRUPTED = 130
+    STOPPED = 143  # by SIGTERM, as shells have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,16 @@ DRY_CASES = (
     DryCase(model=LLAMA, tp=2, dp=32, zero=1, sequence=True, tail=1, micro_batch=2),
     DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192),
     DryCase(model=MIXTRAL, tp=2, ep=8, dp=32, zero=1, sequence=True),
+    DryCase(model=LLAMA, dp=64, count=1, seq_len=2048),
+    DryCase(model=LLAMA, tp=4, dp=16, zero=1, count=1),
+    DryCase(model=LLAMA, dp=64, zero=2, count=1),
+    DryCase(
+        model=LLAMA, tp=2, cp=2, dp=16, zero=3, sequence=True, seq_len=8192, recompute=FULL,
+    ),
+    DryCase(
+        model=LLAMA, tp=2, dp=8, pp=4, zero=1, sequence=True, count=4, schedule="gpipe", stage=2,
+    ),
+    DryCase(model=LLAMA, tp=2, dp=8, pp=4, zero=3, sequence=True, count=8, stage=3),
 )  # fmt: skip
 
 

@@ -168,8 +168,9 @@ def test_print_gives_the_line_of_each_node(folder):
     assert done.returncode == 0
     assert "export OMP_NUM_THREADS=1" in done.stdout
     assert done.stdout.splitlines()[-1] == (
-        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint one:29500 "
-        "--rdzv-id mine -m executor.worker plan.yaml --steps 4 --data synthetic --out x"
+        "torchrun --nnodes 2 --nproc-per-node 1 --shutdown-timeout 600 --rdzv-backend c10d "
+        "--rdzv-endpoint one:29500 --rdzv-id mine -m executor.worker plan.yaml --steps 4 "
+        "--data synthetic --out x"
     )
     assert not (folder / "x").exists()
 

@@ -1,0 +1,112 @@
+"""SIGTERM ends a run after a step, with a checkpoint; a folder is one run's at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_launch import CONFIG, LIMIT_S, ROOT, left_running, parplan
+
+from executor.outfolder import LOCK, check_free, claim
+from profiles.errors import ExitCode, InputError
+
+LONG = 100_000  # steps
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A small model, and a plan of it for two ranks."""
+    place = tmp_path_factory.mktemp("stopping")
+    (place / "model.json").write_text(json.dumps(CONFIG))
+    done = parplan(
+        "estimate", "--model", "model.json", "--cluster", "2xcpu", "--global-batch", 4,
+        "--seq-len", 32, "--precision", "fp32", "--dp", 2, "--format", "yaml", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (place / "plan.yaml").write_text(done.stdout)
+    return place
+
+
+@pytest.fixture(scope="module")
+def stopped(place):
+    """A long run that gets a second launch beside it, then SIGTERM in some step."""
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", str(LONG), "--out", "run"],
+        cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    log, until = place / "run" / "log.jsonl", time.monotonic() + LIMIT_S
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    second = parplan("launch", "plan.yaml", "--steps", LONG, "--out", "run", cwd=place)
+    job.send_signal(signal.SIGTERM)
+    _, stderr = job.communicate(timeout=LIMIT_S)
+    return job.returncode, stderr, second
+
+
+def test_sigterm_ends_a_run_with_a_checkpoint_of_its_last_step(place, stopped):
+    code, stderr, _ = stopped
+    assert code == ExitCode.STOPPED == 128 + signal.SIGTERM
+    steps = len((place / "run" / "log.jsonl").read_text().splitlines())
+    assert stderr.count(f"stopped by SIGTERM after step {steps}, with a checkpoint") == 1
+    (saved,) = (place / "run" / "checkpoints").glob("*/checkpoint.json")
+    assert json.loads(saved.read_text())["step"] == steps
+    assert len(json.loads((place / "run" / "run.json").read_text())["steps"]) == steps
+    again = ["launch", "plan.yaml", "--steps", LONG, "--stop-at", steps + 1, "--out", "run"]
+    done = parplan(*again, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert f"going on from step {steps}" in done.stderr
+
+
+def test_a_second_launch_on_a_folder_in_use_is_refused(stopped):
+    _, _, second = stopped
+    assert second.returncode == 2
+    assert second.stderr.startswith("--out run: another launch writes there: process ")
+    assert len(second.stderr.strip().splitlines()) <= 2  # the message and its hint
+
+
+def test_sigterm_to_one_rank_ends_all(place):
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", str(LONG),
+         "--checkpoint-every", "0", "--out", str(place / "one")],
+        cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    log, until = place / "one" / "log.jsonl", time.monotonic() + LIMIT_S
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    rank = next(
+        pid
+        for pid in left_running(place / "one")
+        if pid != job.pid and b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+    os.kill(rank, signal.SIGTERM)
+    _, stderr = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == ExitCode.STOPPED
+    assert "without a checkpoint" in stderr
+    assert left_running(place / "one") == []
+
+
+def test_a_folder_is_free_again_when_its_holder_is_killed(tmp_path):
+    check_free(tmp_path)
+    code = (
+        "import sys, time; from pathlib import Path; from executor.outfolder import claim\n"
+        "held = claim(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(InputError, match=f"another launch writes there: process {holder.pid} on"):
+        check_free(tmp_path)
+    holder.kill()
+    holder.communicate()
+    with claim(tmp_path):
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
