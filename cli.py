@@ -613,6 +613,7 @@ def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: boo
 @click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all.")
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
 @click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
+@click.option("--wrapping/--no-wrapping", default=True, help="What FSDP adds to them as well.")
 @click.option("--date", metavar="TEXT", help="To be written into the profile.")
 @click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")

@@ -59,6 +59,7 @@ def measure_layers(
         rounds=flags["rounds"],
         operators=flags["operators"],
         memory=flags["memory"],
+        wrapping=flags["wrapping"],
         date=flags["date"],
     )
     session = Session(plan, Path(f"{output}.journal"))
