@@ -66,7 +66,8 @@ def measure_layers(
     session.run(tell=tell, should_stop=should_stop)
     profile = session.profile(Path(output).stem)
     doubtful = sum(own.doubtful for own in profile.layer_times)
-    doubtful += sum(own.doubtful for own in (*profile.layer_wrapping, *profile.operator_times))
+    doubtful += sum(own.doubtful for own in profile.layer_wrapping)
+    doubtful += sum(own.doubtful for own in profile.operator_times)
     notes = list(session.notes)
     if doubtful:
         notes.append(f"{doubtful} points are doubtful: is something else running on the device?")
