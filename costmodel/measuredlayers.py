@@ -160,14 +160,11 @@ class MeasuredLayers:
         def weights(place: Place) -> float:
             return float(rank_parameters(layer, Strategy(tp=place[0]))[0])
 
-        return Wrapping(
-            *(
-                value_at(
-                    {place: getattr(row, name) for place, row in rows.items()}, (tp,), weights
-                )[0]
-                for name in Wrapping._fields
-            )
-        )
+        def seconds(name: str) -> float:
+            values = {place: getattr(row, name) for place, row in rows.items()}
+            return value_at(values, (tp,), weights)[0]
+
+        return Wrapping(*map(seconds, Wrapping._fields))
 
     def _holding(
         self, timed: TimedLayer, layer: Layer, strategy: Strategy, micro_batch: int
