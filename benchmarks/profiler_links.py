@@ -56,7 +56,7 @@ LAYOUTS = {
 BATCH, LENGTH = 8, 256
 LARGEST = 2**24  # bytes of a message
 TURNS = 4
-STEPS = 3  # of each layout in a turn
+STEPS = 6  # of each layout in a turn
 CLEAR = 0.15  # by which two measured steps must differ for their order to count
 
 
