@@ -644,6 +644,7 @@ def _save_measured(text: str, output: str, *, force: bool) -> None:
 @_with(*(flag for flag in INPUT_FLAGS if flag.name in ("precision", "optimizer")))
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
 @click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
+@click.option("--wrapping/--no-wrapping", default=True, help="What FSDP adds to them as well.")
 @_measuring
 @click.pass_context
 def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any) -> None:

@@ -164,12 +164,11 @@ def differences(model: ModelSpec, rounds: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the smaller model, two turns")
+    parser.add_argument("--quick", action="store_true", help="the smaller model")
     parser.add_argument("--width", type=int, choices=WIDTHS, help="one of the models")
     asked = parser.parse_args()
     widths = (asked.width,) if asked.width else WIDTHS[: 1 if asked.quick else None]
     errors = []
-    turns = 2 if asked.quick else TURNS
     print(
         f"{'model':10} {'step':>14} {'predicted':>10} {'measured':>10} {'error':>7}  in interval"
         f" {'MiB':>7} {'measured':>8} {'error':>7}"
@@ -178,9 +177,9 @@ def main() -> None:
         model = llama(hidden)
         cases = [Asked(*own) for own in ASKED]
         least = dict.fromkeys(cases, float("inf"))
-        session = session_of(model, None, turns)
-        each = len(session.tasks) // turns
-        for turn in range(turns):
+        session = session_of(model, None, TURNS)
+        each = len(session.tasks) // TURNS
+        for turn in range(TURNS):
             upto = iter(range(each))
             session.run(
                 tell=lambda *_: None, should_stop=lambda upto=upto: next(upto, None) is None
@@ -190,7 +189,7 @@ def main() -> None:
                     run = steps(model, case)
                     times = [next(run) for _ in range(STEPS + 1)]
                     least[case] = min(least[case], *times[1:])
-            print(f"turn {turn + 1} of {turns}", file=sys.stderr)
+            print(f"turn {turn + 1} of {TURNS}", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "profile.yaml"
             save_text(profile_text(session.profile("here")), path)
@@ -211,7 +210,7 @@ def main() -> None:
                 )
     sizes = sorted(abs(error) for error in errors)
     print(f"median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}")
-    apart = differences(llama(widths[0]), turns)
+    apart = differences(llama(widths[0]), TURNS)
     print(f"two profiles: median {statistics.median(apart):.1%} apart, worst {max(apart):.1%}")
 
 

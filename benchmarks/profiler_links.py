@@ -3,7 +3,9 @@ python -m benchmarks.profiler_links [--width 256] [--quick]
 
 A small Llama on two ranks with dp 2, tp 2, pp 2 and ZeRO-3. Layers, links and steps are taken in
 turns by the same two processes, in the same minutes; of each the least counts. Layers are measured
-in both processes at once, as they compute in a step: on one machine ranks share its memory.
+in both processes at once, as they compute in a step: on one machine ranks share its memory. Of
+layers and steps alike, time does not count in which a rank is ready to run and another process has
+its core (of a step, that of the rank which lost more); on an idle machine there is none.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +30,7 @@ from executor.profiler.linkpoints import link_points
 from executor.profiler.linksession import METHOD, LinkSession, figures_of, measured_links
 from executor.profiler.points import Request
 from executor.profiler.session import Session, SessionPlan
+from executor.profiler.timing import undisturbed
 from executor.rank import run_rank
 from executor.trainer import Trainer
 from planner.inputs import Inputs
@@ -54,7 +56,7 @@ LAYOUTS = {
 BATCH, LENGTH = 8, 256
 LARGEST = 2**24  # bytes of a message
 TURNS = 4
-STEPS = 3  # of each layout in a turn
+STEPS = 6  # of each layout in a turn
 CLEAR = 0.15  # by which two measured steps must differ for their order to count
 
 
@@ -125,6 +127,7 @@ class Rank:
 
     def _steps(self) -> None:
         inputs = inputs_of(self.hidden)
+        counter = undisturbed()
         for name, manual in LAYOUTS.items():
             layout = layout_from_degrees(inputs, manual)
             trainer = Trainer(
@@ -135,10 +138,10 @@ class Rank:
             tokens = torch.arange(share * LENGTH).view(share, LENGTH) % 4096
             for step in range(STEPS + 1):
                 dist.barrier()
-                began_s = time.perf_counter()
+                began_s = counter()
                 trainer.step(tokens, tokens)
-                seconds = torch.tensor(time.perf_counter() - began_s)
-                dist.all_reduce(seconds, dist.ReduceOp.MAX)
+                seconds = torch.tensor(counter() - began_s)
+                dist.all_reduce(seconds, dist.ReduceOp.MIN)
                 if step:
                     self.least[name] = min(self.least[name], float(seconds))
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Known", "known_of"]
 
 # 5 % and 95 % quantiles of measurement / estimate by what an estimate rests on: stated so that they
-# cover the steps of benchmarks/profiler.py, wider for what is extrapolated or doubtful.
+# cover the steps of benchmarks/profiler.py and profiler_links.py, wider for what is extrapolated or
+# doubtful.
 SURE: Final = {
     Basis.MEASURED: (0.92, 1.12),
     Basis.INTERPOLATED: (0.90, 1.15),

@@ -85,6 +85,7 @@ class MeasuredLayers:
             tuple[Layer, bool], dict[str, tuple[dict[Place, float], dict[Place, float]]]
         ] = {}
         self._references: dict[object, TimedLayer] = {}
+        self._wrapping: dict[tuple[Layer, int, int], Wrapping] = {}
 
     def rows(self, layer: Layer, *, sequence_parallel: bool) -> _Rows:
         """The layer's times; tp 1 belongs to both kinds of shards."""
@@ -140,6 +141,12 @@ class MeasuredLayers:
         """What the wrapper of a stage of ZeRO adds; nothing where that was not measured. Between
         shards, and beyond them, it goes with their weights.
         """
+        key = (layer, tp, zero)
+        if key not in self._wrapping:
+            self._wrapping[key] = self._look_up_wrapping(*key)
+        return self._wrapping[key]
+
+    def _look_up_wrapping(self, layer: Layer, tp: int, zero: int) -> Wrapping:
         names = names_of(self.profile, layer)
         own = (self.device.device.name, self.training.precision.value, zero)
         rows = {
@@ -153,14 +160,11 @@ class MeasuredLayers:
         def weights(place: Place) -> float:
             return float(rank_parameters(layer, Strategy(tp=place[0]))[0])
 
-        return Wrapping(
-            *(
-                value_at(
-                    {place: getattr(row, name) for place, row in rows.items()}, (tp,), weights
-                )[0]
-                for name in Wrapping._fields
-            )
-        )
+        def seconds(name: str) -> float:
+            values = {place: getattr(row, name) for place, row in rows.items()}
+            return value_at(values, (tp,), weights)[0]
+
+        return Wrapping(*map(seconds, Wrapping._fields))
 
     def _holding(
         self, timed: TimedLayer, layer: Layer, strategy: Strategy, micro_batch: int

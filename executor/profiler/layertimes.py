@@ -53,19 +53,17 @@ def layer_samples(
     the mean of both. Raises torch's error where memory is short.
     """
     probe = Probe(model, training, point, device)
-    found = [
-        Sample(
-            {
-                FORWARD: (own[FIRST_FORWARD] + own[FORWARD]) / 2,
-                BACKWARD: (own[FIRST_BACKWARD] + own[BACKWARD]) / 2,
-                STEP: own[STEP],
-            },
-            sample.disturbed,
-        )
-        for sample in _steps(probe, device)
-        for own in (sample.seconds,)
-    ]
-    return found, probe.num_parameters
+    return [_mean_passes(sample) for sample in _steps(probe, device)], probe.num_parameters
+
+
+def _mean_passes(sample: Sample) -> Sample:
+    own = sample.seconds
+    passes = {
+        FORWARD: (own[FIRST_FORWARD] + own[FORWARD]) / 2,
+        BACKWARD: (own[FIRST_BACKWARD] + own[BACKWARD]) / 2,
+        STEP: own[STEP],
+    }
+    return Sample(passes, sample.disturbed)
 
 
 def wrapping_samples(

@@ -7,8 +7,9 @@ A collective is timed as layers use it: between calls every rank reads and write
 caches hold, and makes anew what it sends. So it finds memory cold and the others not quite ready,
 on a CPU its threads asleep as well, and takes up to three times what calls in a row would. A step
 has many, so a sample is the mean of some, over the ranks too, since what one waits the other is
-late. Of p2p, whose receiver waits for the sender anyway, and of overlap, calls in a row are timed,
-and the slowest rank counts.
+late. On a CPU, time does not count in which a rank is ready and another process has its core. Of
+p2p, whose receiver waits for the sender anyway, and of overlap, calls in a row are timed, and the
+slowest rank counts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from executor.profiler.linksession import (
     USED,
     task_key,
 )
+from executor.profiler.timing import undisturbed
 from profiles.measured import Operation
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class LinkRank:
             self.device = torch.device("cpu")
             torch.set_num_threads(1)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.counter = undisturbed()
         self.control = dist.new_group(backend="gloo")  # beside what is measured
         self.own = {
             kind: self._group_of(kind)
@@ -191,7 +194,7 @@ class LinkRank:
         swept = torch.zeros(SWEPT[self.device.type] // 4, device=self.device)
 
         def spent_s(repeats: int) -> float:
-            clock = Clock(self.device)
+            clock = Clock(self.device, counter=self.counter)
             for _ in range(repeats):
                 swept.add_(1)
                 made = call.make()

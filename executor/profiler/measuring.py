@@ -59,13 +59,15 @@ def measure_layers(
         rounds=flags["rounds"],
         operators=flags["operators"],
         memory=flags["memory"],
+        wrapping=flags["wrapping"],
         date=flags["date"],
     )
     session = Session(plan, Path(f"{output}.journal"))
     session.run(tell=tell, should_stop=should_stop)
     profile = session.profile(Path(output).stem)
     doubtful = sum(own.doubtful for own in profile.layer_times)
-    doubtful += sum(own.doubtful for own in (*profile.layer_wrapping, *profile.operator_times))
+    doubtful += sum(own.doubtful for own in profile.layer_wrapping)
+    doubtful += sum(own.doubtful for own in profile.operator_times)
     notes = list(session.notes)
     if doubtful:
         notes.append(f"{doubtful} points are doubtful: is something else running on the device?")

@@ -75,9 +75,8 @@ class WrappingPoint:
 
     def __str__(self) -> str:
         shard = f", tp {self.tp}" if self.tp > 1 else ""
-        return f"wrapping of {self.layer}{shard}, " + (
-            "alone" if self.zero is None else f"zero {self.zero}"
-        )
+        stage = "alone" if self.zero is None else f"zero {self.zero}"
+        return f"wrapping of {self.layer}{shard}, {stage}"
 
 
 def layer_labels(model: ModelSpec) -> dict[str, Layer]:

@@ -10,6 +10,7 @@ disturbed samples, or its spread is above a quarter.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["METHOD", "WIDE", "Figure", "Sample", "figure_of", "merged", "sampled"]
+__all__ = ["METHOD", "WIDE", "Figure", "Sample", "figure_of", "merged", "sampled", "undisturbed"]
 
 WARM_UP: Final = 2
 FEWEST: Final = 5  # samples
@@ -34,6 +35,8 @@ UNDISTURBED: Final = 3
 OFF_CPU: Final = 0.05
 TICK_S: Final = 1e-4  # below it the two clocks say nothing of one another
 WIDE: Final = 0.25
+LINE: Final = 80  # more bytes than three numbers have
+NANO: Final = 1e-9
 METHOD: Final = (
     f"least of {FEWEST} to {MOST} samples after {WARM_UP} for warming up; events on a GPU, time "
     f"on the processor on a CPU; samples that were off it for more than {OFF_CPU:.0%} dropped; "
@@ -61,6 +64,23 @@ class Figure:
     seconds: dict[str, float]
     spread: float
     doubtful: bool
+
+
+def undisturbed() -> Callable[[], float]:
+    """A clock in seconds, for a thread with a core of its own that also waits for other ranks: it
+    stands still while the thread is ready to run and another has the core. The wall's where the
+    kernel, no Linux, does not tell.
+    """
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    except OSError:
+        return time.perf_counter
+
+    def seconds() -> float:
+        _, delayed_ns, _ = os.pread(file, LINE, 0).split()
+        return time.perf_counter() - int(delayed_ns) * NANO
+
+    return seconds
 
 
 def figure_of(samples: list[Sample]) -> Figure:

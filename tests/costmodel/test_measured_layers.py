@@ -15,6 +15,7 @@ from costmodel.context import CostContext
 from costmodel.estimate import estimate
 from costmodel.interpolation import Basis, freed_of_noise, value_at
 from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
+from costmodel.measuredlayers import MeasuredLayers
 from costmodel.operatorfit import as_found, calibration_from
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.work import AttentionCore, Gemm, Stream
@@ -253,7 +254,8 @@ def test_wrapping_adds_to_passes_and_to_the_step_where_ranks_hold_the_same_weigh
 
 
 def test_wrapping_goes_with_the_weights_of_a_shard_and_is_of_its_stage():
-    own = context(profile(row(), layer_wrapping=(wrapping(3),)))._measured
+    found = profile(row(), layer_wrapping=(wrapping(3),))
+    own = MeasuredLayers(found, context(found).device, TRAINING)
     assert own.wrapping(BLOCK, 1, 3).step_s == 4e-3
     assert own.wrapping(BLOCK, 2, 3).step_s == pytest.approx(2e-3, rel=0.01)  # norms stay whole
     assert own.wrapping(BLOCK, 1, 2) == (0, 0, 0)

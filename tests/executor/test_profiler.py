@@ -15,6 +15,7 @@ from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKin
 from costmodel.placing import even_cut, placed_chunks
 from executor.job import Recipe
 from executor.profiler import session as sessions
+from executor.profiler import timing
 from executor.profiler.held import Held
 from executor.profiler.journal import NO_ROOM
 from executor.profiler.layertimes import (
@@ -31,7 +32,7 @@ from executor.profiler.operatortimes import operator_points
 from executor.profiler.points import Point, Request, layer_labels, layer_points, model_facts
 from executor.profiler.probe import Probe, pretended_group
 from executor.profiler.session import Session, SessionPlan
-from executor.profiler.timing import Figure, Sample, figure_of, sampled
+from executor.profiler.timing import Figure, Sample, figure_of, sampled, undisturbed
 from executor.trainer import Trainer
 from planner.inputs import Inputs
 from planner.plan import plan_of
@@ -126,6 +127,24 @@ def test_a_process_that_is_off_the_processor_is_disturbed():
             time.sleep(0.02)
 
     assert all(sample.disturbed for sample in sampled(sleeps, CPU))
+
+
+def test_the_undisturbed_clock_stands_still_while_others_have_the_core(monkeypatch):
+    delayed = iter((0, 0, 30_000_000))
+    monkeypatch.setattr(timing.os, "pread", lambda *_: b"1 %d 1" % next(delayed))
+    monkeypatch.setattr(timing.time, "perf_counter", iter((1.0, 1.5, 1.75)).__next__)
+    clock = undisturbed()
+    first, waited, back = clock(), clock(), clock()
+    assert waited - first == pytest.approx(0.5)  # for other ranks
+    assert back - waited == pytest.approx(0.22)
+
+
+def test_where_the_kernel_does_not_tell_the_clock_is_the_wall(monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(timing.os, "open", missing)
+    assert undisturbed() is time.perf_counter
 
 
 def test_rounds_merge_to_the_least_and_tell_where_they_are_apart():
