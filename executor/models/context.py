@@ -28,9 +28,12 @@ __all__ = ["WHOLE", "ContextGroup", "attend", "forget_masks"]
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
-    """The ranks that split sequences. ``group`` None: one rank alone."""
+    """The ranks that split sequences. ``group`` None: one rank alone. ``ring``: keys and values
+    go round instead of being gathered.
+    """
 
     group: dist.ProcessGroup | None = None
+    ring: bool = False
 
     @property
     def size(self) -> int:
@@ -38,11 +41,14 @@ class ContextGroup:
         return 1 if self.group is None else self.group.size()
 
     @property
+    def rank(self) -> int:
+        """This one's number among them."""
+        return 0 if self.group is None else self.group.rank()
+
+    @property
     def pieces(self) -> tuple[int, ...]:
         """Numbers of this rank's pieces."""
-        if self.group is None:
-            return (0,)
-        return self.group.rank(), 2 * self.size - 1 - self.group.rank()
+        return (0,) if self.group is None else (self.rank, 2 * self.size - 1 - self.rank)
 
     def own(self, whole: Tensor, dim: int) -> Tensor:
         """Of all positions, which lie along ``dim``, those of this rank."""
