@@ -103,7 +103,8 @@ class RankMesh:
         experts = ALL_EXPERTS
         if strategy.ep * strategy.expert_tp > 1:
             experts = ExpertGroup(self._experts[EXPERTS, EXPERT_TENSOR])
-        context = replace(self.context, ring=strategy.cp_comm is ContextComm.RING)
+        ring = strategy.cp > 1 and strategy.cp_comm is ContextComm.RING
+        context = replace(self.context, ring=ring)
         return LayerGroups(self.tensor_group(strategy), context, experts)
 
     def tensor_group(self, strategy: Strategy) -> TensorGroup:

@@ -42,7 +42,7 @@ class ContextGroup:
 
     @property
     def rank(self) -> int:
-        """This one's number among them."""
+        """Number of this one among them."""
         return 0 if self.group is None else self.group.rank()
 
     @property
@@ -81,9 +81,11 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        pieces = torch.stack(gradients[0].chunk(2 * ctx.own.size, -2))
-        early, late = pieces.chunk(2)
-        parts = torch.cat((early, late.flip(0)), -2)
+        size, whole = ctx.own.size, gradients[0]
+        pieces = whole.chunk(2 * size, -2)
+        parts = whole.new_empty((size, *whole.shape[:-2], whole.shape[-2] // size, whole.shape[-1]))
+        for part, early, late in zip(parts, pieces, pieces[::-1], strict=False):
+            torch.cat((early, late), -2, out=part)
         summed = torch.empty_like(parts[0])
         dist.reduce_scatter_single(summed, parts.flatten(0, 1), group=ctx.own.group)
         return summed, None

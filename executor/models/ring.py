@@ -64,8 +64,8 @@ class _Ring(Function):
         home = behind = None
         for source, block in _visits(ctx.own, both):
             queries, keys, masked = _seen(ctx.own, source, q.shape[2], causal=ctx.causal)
-            rows = (each[:, :, queries] for each in (gradients[0], q, out, sums))
-            found = _backward(*rows, block[:, :, :, keys], ctx.rest, causal=masked)
+            rows = [each[:, :, queries] for each in (gradients[0], q, out, sums)]
+            found = _backward(rows, block[:, :, :, keys], ctx.rest, causal=masked)
             of_q[:, :, queries] += found[0]
             of_block = torch.zeros_like(block)
             of_block[:, :, :, keys] = torch.stack(found[1:])
@@ -143,16 +143,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Any, ...
 
 
 def _backward(
-    gradient: Tensor,
-    q: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    block: Tensor,
-    rest: tuple[Any, ...],
-    *,
-    causal: bool,
+    rows: list[Tensor], block: Tensor, rest: tuple[Any, ...], *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, where ``out`` and ``sums`` are over all keys."""
+    """Gradients of queries, keys and values. ``rows``: gradient, queries, output and logarithms of
+    sums, both of all keys; ``block``: of which these are some; ``rest``: from ``_forward``.
+    """
+    gradient, q, out, sums = rows
     found: tuple[Tensor, Tensor, Tensor]
     if q.device.type == "cpu":
         found = ATEN._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001

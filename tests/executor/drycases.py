@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.layout import (
     NO_RECOMPUTE,
     Chunk,
+    ContextComm,
     LayerSpan,
     Layout,
     Mesh,
@@ -54,6 +55,7 @@ class DryCase:
     dp: int = 1
     pp: int = 1
     cp: int = 1
+    cp_comm: ContextComm = ContextComm.RING
     ep: int = 1
     zero: int = 0
     sequence: bool = False
@@ -94,6 +96,7 @@ class DryCase:
         strategy = Strategy(
             tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp, zero=self.zero,
             shard_group=self.dp * self.cp if self.zero else 1, sequence_parallel=self.sequence,
+            cp_comm=self.cp_comm,
         )  # fmt: skip
         path, *_ = SCHEDULES[self.schedule].paths(Shape(self.pp, self.chunks, self.count))
         sizes = list(even_cut(model.num_blocks, self.pp * self.chunks))
