@@ -116,7 +116,7 @@ def layout_of(model: ModelSpec, setup: Setup) -> Layout:
             zero=zero,
             shard_group=setup.shard_group,
             sequence_parallel=setup.sequence_parallel,
-            cp_comm=setup.cp_comm,
+            cp_comm=setup.cp_comm if setup.cp > 1 else ContextComm.RING,
             recompute=recompute,
         )
         for zero, recompute in zip(setup.zero, setup.recompute, strict=True)

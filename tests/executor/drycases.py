@@ -72,6 +72,7 @@ class DryCase:
     def name(self) -> str:
         sizes = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "dp": self.dp, "pp": self.pp}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [self.cp_comm.value] * (self.cp > 1)
         words += [f"second half tp {self.tail}"] * (self.tail > 0)
         words += ["SP"] * self.sequence + [f"ZeRO-{self.zero}"] * (self.dp > 1)
         words += [self.schedule] * (self.pp > 1)
@@ -149,7 +150,10 @@ DRY_CASES = (
         recompute=FULL, stage=3,
     ),
     DryCase(model=LLAMA, tp=2, dp=32, zero=1, sequence=True, tail=1, micro_batch=2),
+    DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192, cp_comm=ContextComm.GATHER),
     DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192),
+    DryCase(model=LLAMA, cp=8, dp=8, zero=3, seq_len=65536, recompute=FULL),
+    DryCase(model=LLAMA, tp=2, cp=4, dp=8, zero=1, sequence=True, seq_len=32768, recompute=SOME),
     DryCase(model=MIXTRAL, tp=2, ep=8, dp=32, zero=1, sequence=True),
 )  # fmt: skip
 
