@@ -238,13 +238,15 @@ def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> 
     scores = shard.micro_batch * heads_local * seq * shard.seq_len
     softmax: tuple[Stream, ...] = ()
     softmax_backward: tuple[Stream, ...] = ()
-    transient = _visitors(shard) * shard.tokens * key_value * element
+    transient = 0
     if unfused:
         saved += _scores(scores, element, dropout=block.dropout)
         softmax, softmax_backward = _softmax(scores, element, block, shard)
-        transient += 2 * scores * element
+        transient = 2 * scores * element
     else:
         saved.append(Saved("softmax statistics", 4 * shard.tokens * heads_local, "core_attn"))
+    if _gathers(shard.strategy):  # those of all ranks, and all gradients; a ring has a few blocks
+        transient += 2 * shard.strategy.cp * shard.tokens * key_value * element
     if training.fsdp2 and _gathers(shard.strategy):  # of which o_proj keeps one tensor
         context = shard.tokens * heads_local * attention.value_head_dim * element
         saved.append(Saved("context of either piece", context, "core_attn"))
@@ -354,16 +356,6 @@ def _softmax(
 
 def _gathers(strategy: Strategy) -> bool:
     return strategy.cp > 1 and strategy.cp_comm is ContextComm.GATHER
-
-
-def _visitors(shard: Shard) -> int:
-    """How many ranks' keys and values are there backward, beside those that are kept: gathered all
-    of them and all gradients; in a ring one on its way, and the gradients of the own, of the
-    present and of the one before.
-    """
-    if shard.strategy.cp == 1:
-        return 0
-    return 2 * shard.strategy.cp if _gathers(shard.strategy) else 4
 
 
 def _key_value_exchange(
