@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.feedforwards import expert_operators, feed_forward_operators
+from costmodel.layout import ContextComm
 from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, normalised, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
 from profiles.layers import ExpertFeedForward, Norm, QKNorm
@@ -20,6 +21,7 @@ from profiles.training import AttentionKernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from costmodel.layout import Strategy
     from costmodel.operators import TensorParallelWork
     from profiles.layers import Attention, Block, CrossAttention, LatentAttention
 
@@ -243,15 +245,17 @@ def _core(block: Block, heads_local: int, kv_heads_local: int, shard: Shard) -> 
         transient = 2 * scores * element
     else:
         saved.append(Saved("softmax statistics", 4 * shard.tokens * heads_local, "core_attn"))
-    if training.fsdp2 and shard.strategy.cp > 1:  # of which o_proj keeps one tensor
+    if _gathers(shard.strategy):  # those of all ranks, and all gradients; a ring has a few blocks
+        transient += 2 * shard.strategy.cp * shard.tokens * key_value * element
+    if training.fsdp2 and _gathers(shard.strategy):  # of which o_proj keeps one tensor
         context = shard.tokens * heads_local * attention.value_head_dim * element
         saved.append(Saved("context of either piece", context, "core_attn"))
-    exchange = _key_value_exchange(key_value, shard)
+    there, back = _key_value_exchange(key_value, shard)
     return Operator(
         name="core_attn",
         module="core_attn",
-        forward=(forward, *softmax, *exchange),
-        backward_input=(backward, *softmax_backward, *exchange, *exchange),
+        forward=(forward, *softmax, *there),
+        backward_input=(backward, *softmax_backward, *back),
         saved=tuple(saved),
         transient_bytes=transient,
     )
@@ -288,7 +292,7 @@ def _cross(block: Block, cross: CrossAttention, shard: Shard) -> list[Operator]:
     if shard.training.attention.stores_scores:
         saved += _scores(scores, element, dropout=block.dropout)
         softmax, softmax_backward = _softmax(scores, element, block, shard)
-    exchange = _key_value_exchange(key_value, source)
+    there, back = _key_value_exchange(key_value, source)
     return [
         gemm(
             "cross_q_proj",
@@ -304,13 +308,8 @@ def _cross(block: Block, cross: CrossAttention, shard: Shard) -> list[Operator]:
         Operator(
             name="cross_attn",
             module="core_attn",
-            forward=(core, *softmax, *exchange),
-            backward_input=(
-                replace(core, backward=True),
-                *softmax_backward,
-                *exchange,
-                *exchange,
-            ),
+            forward=(core, *softmax, *there),
+            backward_input=(replace(core, backward=True), *softmax_backward, *back),
             saved=tuple(saved),
         ),
         gemm(
@@ -355,11 +354,23 @@ def _softmax(
     return (softmax, dropout), (backward, dropout)
 
 
-def _key_value_exchange(key_value: int, shard: Shard) -> tuple[Collective, ...]:
-    """Under context parallelism each rank's keys and values visit all ranks of the group;
-    backward they travel again and their gradients beside them.
+def _gathers(strategy: Strategy) -> bool:
+    return strategy.cp > 1 and strategy.cp_comm is ContextComm.GATHER
+
+
+def _key_value_exchange(
+    key_value: int, shard: Shard
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """Forward and backward under context parallelism. In a ring each rank's keys and values visit
+    all others; backward they do again, and their gradients beside them. Gathered, they come in one
+    collective, again backward, where one scatters their gradients.
     """
-    if shard.strategy.cp == 1:
-        return ()
+    cp = shard.strategy.cp
+    if cp == 1:
+        return (), ()
     size = shard.tokens * key_value * shard.element
-    return (Collective(CollectiveKind.RING_EXCHANGE, Group.CP, size),)
+    if _gathers(shard.strategy):
+        gather = Collective(CollectiveKind.ALL_GATHER, Group.CP, size * cp)
+        return (gather,), (gather, Collective(CollectiveKind.REDUCE_SCATTER, Group.CP, size * cp))
+    ring = Collective(CollectiveKind.RING_EXCHANGE, Group.CP, size)
+    return (ring,), (ring, ring)

@@ -15,7 +15,7 @@ from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
-from costmodel.work import AttentionCore, Collective, Gemm, Group, Stream
+from costmodel.work import AttentionCore, Collective, CollectiveKind, Gemm, Group, Stream
 from profiles.layers import (
     Block,
     Conv2d,
@@ -434,14 +434,16 @@ class _Timer:
         if module == "experts":
             compute *= own.moe_imbalance
         exposed: dict[Group, float] = {Group.TP: 0.0, Group.CP: 0.0, Group.EP: 0.0}
+        overlaps = {Group.TP: own.tp_overlap, Group.CP: 0.0, Group.EP: own.ep_overlap}
         for work in works:
             if isinstance(work, Collective):
+                if work.kind is CollectiveKind.RING_EXCHANGE:  # attention waits for all other kinds
+                    overlaps[Group.CP] = own.cp_overlap
                 axis: Group = Group.EP if work.group is Group.EXPERT_TP else work.group
                 link = self.links[work.group]
                 exposed[axis] += collective_seconds(
                     work.kind, work.bytes, link, own, copies=work.copies
                 )
-        overlaps = {Group.TP: own.tp_overlap, Group.CP: own.cp_overlap, Group.EP: own.ep_overlap}
         for axis, overlap in overlaps.items():
             hidden = overlap * min(compute, exposed[axis])
             exposed[axis] -= hidden * (1 - own.overlap_slowdown)

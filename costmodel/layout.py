@@ -70,6 +70,15 @@ class Recompute(NamedTuple):
 NO_RECOMPUTE = Recompute(RecomputeKind.NONE)
 
 
+class ContextComm(StrEnum):
+    """How context parallel ranks get one another's keys and values: ``ring``, block by block while
+    they attend to the one before; ``gather``, all of them before attention.
+    """
+
+    RING = "ring"
+    GATHER = "gather"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """How one layer is split over the ranks of its stage.
@@ -77,7 +86,8 @@ class Strategy:
     Attention and dense layers use tp x cp x dp ranks; experts divide the same ranks into
     expert_tp x ep x (the rest). ``zero`` is the ZeRO stage of the layer; its states are sharded
     over ``shard_group`` of the dp x cp ranks and replicated beyond (HSDP). Stage 3 gathers a
-    layer's weights for every pass of every micro-batch and frees them after it.
+    layer's weights for every pass of every micro-batch and frees them after it. ``cp_comm`` says
+    nothing where cp is 1.
     """
 
     tp: int = 1
@@ -89,6 +99,7 @@ class Strategy:
     shard_group: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = NO_RECOMPUTE
+    cp_comm: ContextComm = ContextComm.RING
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ A block is one region, with the collectives of tp inside; where it is recomputed
 region is what is computed again. A block that keeps or recomputes parts of itself has one region
 for each part in between, since what a compiled region keeps is the compiler's choice: selective
 recomputation, the input that sequence parallelism gathers again, and full recomputation under tp,
-which ends before the last collective. FSDP gathers and reduces around a block, so outside.
+which ends before the last collective; and so has one whose keys and values go round a ring. FSDP
+gathers and reduces around a block, so outside.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def compile_blocks(chain: Chain) -> None:
 
 def _regions(block: NativeBlock) -> Iterator[tuple[nn.Module, str]]:
     """Methods that are compiled, with their modules."""
-    kind = block.recompute.kind
-    if kind is RecomputeKind.FULL and block.tp.size == 1:
+    kind, in_ring = block.recompute.kind, block.attention.context.ring
+    if kind is RecomputeKind.FULL and block.tp.size == 1 and not in_ring:
         yield block, "_plain"
-    elif kind is RecomputeKind.NONE and not block.tp.sequence:
+    elif kind is RecomputeKind.NONE and not block.tp.sequence and not in_ring:
         yield block, "forward"
     else:
         yield from ((norm, "forward") for norm in block.norms)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from costmodel.layout import Axis
+from costmodel.layout import Axis, ContextComm
 from executor.models.context import WHOLE, ContextGroup
 from executor.models.exchange import ALL_EXPERTS, ExpertGroup
 from executor.models.groups import LayerGroups
@@ -103,7 +103,9 @@ class RankMesh:
         experts = ALL_EXPERTS
         if strategy.ep * strategy.expert_tp > 1:
             experts = ExpertGroup(self._experts[EXPERTS, EXPERT_TENSOR])
-        return LayerGroups(self.tensor_group(strategy), self.context, experts)
+        ring = strategy.cp > 1 and strategy.cp_comm is ContextComm.RING
+        context = replace(self.context, ring=ring)
+        return LayerGroups(self.tensor_group(strategy), context, experts)
 
     def tensor_group(self, strategy: Strategy) -> TensorGroup:
         """The ranks that split a layer, with this one among them."""

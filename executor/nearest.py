@@ -156,6 +156,11 @@ def _sequence(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | Non
     return replace(setup, sequence_parallel=flipped)
 
 
+def _context(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | None:
+    del inputs
+    return replace(setup, cp_comm=rules.cp_comm[0])
+
+
 def _degree(name: str) -> Repair:
     def repair(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | None:
         space = SearchSpace(inputs.model, inputs.cluster, inputs.training, launcher=rules.name)
@@ -211,6 +216,7 @@ _REPAIRS: Final[dict[str, Repair]] = {
     "shard_group": _shard_group,
     "rank_order": _order,
     "sequence_parallel": _sequence,
+    "cp_comm": _context,
     "tp": _degree("tp"),
     "cp": _degree("cp"),
     "pp": _degree("pp"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from costmodel.layout import RecomputeKind
+from costmodel.layout import ContextComm, RecomputeKind
 from costmodel.resharding import collective, piece
 from costmodel.schedules import SCHEDULES
 from costmodel.work import CollectiveKind
@@ -254,13 +254,23 @@ def _partial_gradients(layer: nn.Module, strategy: Strategy, sizes: _Sizes) -> I
 
 
 def _of_context(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:
-    """Keys and values are gathered, again backward, where their gradients are scattered."""
-    if strategy.cp > 1:
-        spec, passes = layer.spec.attention, sizes.layout.num_microbatches
-        width = 2 * spec.kv_heads // strategy.tp * spec.head_dim
-        size = sizes.tokens(strategy) * strategy.cp * width * sizes.numbers.activations.itemsize
-        yield ALL_GATHER, CONTEXT, 2 * passes, size
-        yield REDUCE_SCATTER, CONTEXT, passes, size
+    """Keys and values are gathered, again backward, where their gradients are scattered; or go
+    round, again where attention is recomputed and backward, where their gradients follow them.
+    """
+    if strategy.cp == 1:
+        return
+    spec, passes = layer.spec.attention, sizes.layout.num_microbatches
+    width = 2 * spec.kv_heads // strategy.tp * spec.head_dim
+    size = sizes.tokens(strategy) * width * sizes.numbers.activations.itemsize
+    if strategy.cp_comm is ContextComm.RING:
+        own = layer.recompute
+        again = own.kind is RecomputeKind.FULL or "core_attn" in own.modules
+        rounds = (4 if again else 3) * passes
+        yield SEND, CONTEXT, rounds * (strategy.cp - 1), size
+        yield RECEIVE, CONTEXT, rounds * (strategy.cp - 1), size
+    else:
+        yield ALL_GATHER, CONTEXT, 2 * passes, size * strategy.cp
+        yield REDUCE_SCATTER, CONTEXT, passes, size * strategy.cp
 
 
 def _of_experts(layer: NativeBlock, strategy: Strategy, sizes: _Sizes) -> Iterator[Entry]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from costmodel.layout import ContextComm
 from executor.checkpoint import Checkpoints
 from executor.checkpointfiles import Shelf
 from executor.data import open_data
@@ -32,6 +33,7 @@ from planner.planreader import load_plan
 from profiles.errors import InputError, Problem
 from profiles.layers import Embedding
 from profiles.outputfile import save_text
+from profiles.training import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +58,7 @@ def train(job: Job) -> None:
     check_plan(plan, str(job.plan), compiles=job.compiles)
     _check_world(plan, job)
     device = _device(job.device)
+    _check_ring(plan, job, device)
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -92,6 +95,14 @@ def _check_world(plan: Plan, job: Job) -> None:
         message = f"is for {ranks} ranks, torchrun started {world}"
         hint = f"nodes x --nproc-per-node must be {ranks}"
         raise InputError(Problem(where=str(job.plan), message=message, hint=hint))
+
+
+def _check_ring(plan: Plan, job: Job, device: torch.device) -> None:
+    is_ring = any(s.cp > 1 and s.cp_comm is ContextComm.RING for s in plan.layout.strategies)
+    if is_ring and device.type == "cuda" and plan.inputs.training.precision is Precision.FP32:
+        message = "cp_comm ring in fp32, which flash attention of GPUs does not know"
+        expected = "cp_comm gather, or bf16"
+        raise InputError(Problem(where=str(job.plan), message=message, expected=expected))
 
 
 def _device(wanted: str) -> torch.device:

@@ -157,6 +157,7 @@ def _as_typed(plan: Plan) -> ManualLayout:
     return ManualLayout(
         tp=mesh.tp,
         cp=mesh.cp,
+        cp_comm=first.cp_comm if mesh.cp > 1 else None,
         ep=mesh.ep,
         expert_tp=mesh.expert_tp,
         pp=mesh.pp,

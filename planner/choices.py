@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Recompute, Strategy
+from costmodel.layout import NO_RECOMPUTE, Axis, ContextComm, Mesh, Recompute, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +51,7 @@ CHOICES = (
     "recompute",
     "rank_order",
     "sequence_parallel",
+    "cp_comm",
 )
 
 
@@ -65,10 +66,11 @@ class Grid(NamedTuple):
     dp: int
     micro_batch: int
     sequence_parallel: bool
+    cp_comm: ContextComm = ContextComm.RING
 
     def degrees(self, schedule: str, chunks: int) -> Degrees:
         """The grid with a schedule."""
-        return Degrees(*self[:7], chunks, schedule, self.sequence_parallel)
+        return Degrees(*self[:7], chunks, schedule, *self[7:])
 
 
 class Grids(NamedTuple):
@@ -93,6 +95,7 @@ class Degrees(NamedTuple):
     chunks: int
     schedule: str
     sequence_parallel: bool
+    cp_comm: ContextComm = ContextComm.RING
 
 
 def mesh_of(grid: Grid | Degrees, rank_order: str) -> Mesh:
@@ -144,6 +147,7 @@ class Candidate(NamedTuple):
             shard_group=self.shard_group,
             sequence_parallel=d.sequence_parallel,
             recompute=recompute,
+            cp_comm=d.cp_comm,
         )
 
 

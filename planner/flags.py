@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from costmodel.layout import ContextComm
 from planner.launchers import LAUNCHERS
 from profiles.training import (
     DEFAULT_GLOBAL_BATCH,
@@ -87,6 +88,11 @@ SEARCH_FLAGS: Final = (
 LAYOUT_FLAGS: Final = (
     Flag("tp", "Tensor parallel degree.", 1, Kind.COUNT),
     Flag("cp", "Context parallel degree.", 1, Kind.COUNT),
+    Flag(
+        "cp-comm",
+        f"{_words(ContextComm)}: how keys and values reach the ranks of cp.",
+        "ring, gather with windows",
+    ),
     Flag("ep", "Expert parallel degree.", 1, Kind.COUNT),
     Flag("expert-tp", "Tensor parallel degree of experts.", "tp", Kind.COUNT),
     Flag("pp", "Pipeline stages.", 1, Kind.COUNT),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from costmodel.layout import RecomputeKind
+from costmodel.layout import ContextComm, RecomputeKind
 from costmodel.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ REFUSING = (
     "fills_stages",
     "rank_orders",
     "sequence_parallel",
+    "cp_comm",
     "tensor_in_pipeline",
     "experts_in_pipeline",
     "shard_subgroups",
@@ -77,7 +78,8 @@ class LauncherRules:
     is narrow only where they may pay (``planner.narrow``); any other where it is asked for.
     ``split_zero``: ZeRO stages that may run beside split backward passes. ``fills_stages``:
     schedules that need as many micro-batches as stages. ``rank_orders`` None:
-    any. ``sequence_parallel``: what it may be where tp > 1. ``whole_context_shards``: the ranks
+    any. ``sequence_parallel``: what it may be where tp > 1. ``cp_comm``: how keys and values get
+    around, the usual way first. ``whole_context_shards``: the ranks
     of a context group always share one shard group. ``copies_are_sharded``: with tp or cp several
     copies of the states need data parallel shards too. ``experts_in_shard``: the groups that
     exchange tokens lie inside a shard group; ``experts_in_copies``: each copy of the states has as
@@ -98,6 +100,7 @@ class LauncherRules:
     zero_in_tensor: tuple[int, ...] = ALL_STAGES
     rank_orders: tuple[str, ...] | None = (STAGES_INSIDE,)
     sequence_parallel: tuple[bool, ...] = (False, True)
+    cp_comm: tuple[ContextComm, ...] = (ContextComm.RING, ContextComm.GATHER)
     shard_subgroups: bool = True
     whole_context_shards: bool = False
     copies_are_sharded: bool = False
@@ -153,9 +156,7 @@ class LauncherRules:
         order = "-".join(axis.value for axis in mesh.order)
         if self.rank_orders is not None and not _same_numbering(mesh, order, self.rank_orders):
             yield "rank_order", f"ranks in the order {order}"
-        if mesh.tp > 1 and plain.sequence_parallel not in self.sequence_parallel:
-            what = "with" if plain.sequence_parallel else "without"
-            yield "sequence_parallel", f"tp {what} sequence parallelism"
+        yield from self._sequences(mesh, plain)
         if mesh.tp > 1 and mesh.pp > 1 and not self.tensor_in_pipeline:
             yield "tp", f"tp {mesh.tp} with pp {mesh.pp}"
         if mesh.ep > 1 and mesh.pp > 1 and not self.experts_in_pipeline:
@@ -165,6 +166,13 @@ class LauncherRules:
             kinds = {option.kind for option in recomputes}
             if kinds and RecomputeKind.NONE not in kinds:
                 yield "recompute", "recomputation without sharding"
+
+    def _sequences(self, mesh: Mesh, plain: Strategy) -> Iterator[tuple[str, str]]:
+        if mesh.tp > 1 and plain.sequence_parallel not in self.sequence_parallel:
+            what = "with" if plain.sequence_parallel else "without"
+            yield "sequence_parallel", f"tp {what} sequence parallelism"
+        if mesh.cp > 1 and plain.cp_comm not in self.cp_comm:
+            yield "cp_comm", f"cp {mesh.cp} by {plain.cp_comm}"
 
     def _sharding(self, mesh: Mesh, plain: Strategy) -> Iterator[tuple[str, str]]:
         replicas = mesh.dp * mesh.cp
@@ -243,6 +251,7 @@ LAUNCHERS = {
             fills_stages=("1f1b",),
             zero=(0, 2, 3),
             zero_in_context=(2, 3),
+            cp_comm=(ContextComm.GATHER,),  # rotates by torch's default since 0.3
             whole_context_shards=True,
             experts_in_shard=True,
             selective=False,  # its own kind is by operator, not by module
@@ -285,6 +294,7 @@ LAUNCHERS = {
             searched=("1f1b",),
             zero=(0, 2, 3),
             sequence_parallel=(True,),
+            cp_comm=(ContextComm.RING,),
             shard_subgroups=False,
             mixing=Mixing.PER_LAYER,
             mixes_degrees=True,

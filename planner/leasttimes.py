@@ -83,7 +83,7 @@ class LeastTimes:
 
     def shape(self, degrees: Degrees | Grid) -> tuple[object, ...]:
         """What decides the compute of one layer on one rank."""
-        key = (*degrees[:4], degrees.micro_batch, degrees.sequence_parallel)
+        key = (*degrees[:4], degrees.micro_batch, *degrees[-2:])
         if self.context.cluster.is_uniform:
             return key
         return (*key, degrees.pp, degrees.dp)
@@ -122,6 +122,7 @@ class LeastTimes:
                     **shape,
                     sequence_parallel=degrees.sequence_parallel,
                     recompute=recompute,
+                    cp_comm=degrees.cp_comm,
                 ),
                 degrees.micro_batch,
                 Mesh(**shape, dp=degrees.dp, pp=degrees.pp, order=ORDER_BY_STAGE),

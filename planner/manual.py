@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from costmodel.layout import (
     NO_RECOMPUTE,
     Axis,
+    ContextComm,
     Layout,
     Mesh,
     Recompute,
@@ -37,15 +38,17 @@ RECOMPUTE_FORMS: Final = "none, selective, selective:module+module, full or full
 class ManualLayout:
     """Choices of one layout as typed; None stands for what is usual.
 
-    ``dp``: fills the cluster. ``expert_tp``: tp, for models with experts. ``shard_group``: all
-    replicas. ``schedule``: 1f1b, interleaved for several chunks. ``sequence_parallel``: with tp,
-    where the sequence divides. ``recompute``: none, selective (of core_attn), selective:mlp+...,
-    full, full:N (the first N blocks of every chunk). ``stage_layers``: blocks of each stage, or
-    of each chunk in model order, as 9,10,10,11; None cuts evenly.
+    ``dp``: fills the cluster. ``cp_comm``: a ring, where attention has no windows. ``expert_tp``:
+    tp, for models with experts. ``shard_group``: all replicas. ``schedule``: 1f1b, interleaved for
+    several chunks. ``sequence_parallel``: with tp, where the sequence divides. ``recompute``: none,
+    selective (of core_attn), selective:mlp+..., full, full:N (the first N blocks of every chunk).
+    ``stage_layers``: blocks of each stage, or of each chunk in model order, as 9,10,10,11; None
+    cuts evenly.
     """
 
     tp: int = 1
     cp: int = 1
+    cp_comm: str | None = None
     ep: int = 1
     expert_tp: int | None = None
     pp: int = 1
@@ -70,8 +73,9 @@ def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
     if SCHEDULES[schedule].splits and recompute.kind is not RecomputeKind.NONE:
         message = f"recompute with {schedule}: {SPLIT_RULE}"
         problems.append(Problem(where="--recompute", message=message, expected="none"))
-    degrees = _degrees(inputs, manual, schedule)
     space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
+    way = _cp_comm(manual, problems) or space.cp_comm(manual.cp) or ContextComm.RING
+    degrees = _degrees(inputs, manual, schedule)._replace(cp_comm=way)
     for broken in broken_rules(space, degrees, shard_group=manual.shard_group):
         where = "--" + broken.choice.replace("_", "-")
         problems.append(Problem(where=where, message=broken.message, expected=broken.valid))
@@ -96,6 +100,7 @@ def layout_from_degrees(inputs: Inputs, manual: ManualLayout) -> Layout:
         zero=manual.zero,
         shard_group=manual.shard_group or degrees.dp * degrees.cp,
         sequence_parallel=degrees.sequence_parallel,
+        cp_comm=degrees.cp_comm,
     )
     count = num_microbatches(inputs.training, dp=degrees.dp, micro_batch=manual.micro_batch)
     path, *_ = SCHEDULES[schedule].paths(Shape(degrees.pp, manual.chunks, count))
@@ -161,6 +166,16 @@ def _schedule(manual: ManualLayout, problems: list[Problem]) -> str:
         )
     )
     return usual
+
+
+def _cp_comm(manual: ManualLayout, problems: list[Problem]) -> ContextComm | None:
+    name, known = manual.cp_comm, tuple(ContextComm)
+    if name is None or name in known:
+        return None if name is None else ContextComm(name)
+    message, expected = f"cp_comm is {name!r}", f"one of {', '.join(known)}"
+    hint = nearest(name, known)
+    problems.append(Problem(where="--cp-comm", message=message, expected=expected, hint=hint))
+    return None
 
 
 def _recompute(text: str, problems: list[Problem]) -> tuple[Recompute, int | None]:

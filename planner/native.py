@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from costmodel.layout import RecomputeKind, mixing_problems
+from costmodel.layout import ContextComm, RecomputeKind, mixing_problems
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
 from planner.rules import SPLIT_RULE
@@ -145,6 +145,7 @@ def layout_problems(model: ModelSpec, training: TrainingSpec, layout: Layout) ->
     for span in (span for chunk in layout.chunks for span in chunk.spans):
         for run in model.runs_between(span.first, span.stop):
             found += _block_problems(run.layer, span.strategy, mesh)
+            found += _context_problems(run.layer, span.strategy, training)
     first, last = layout.ends
     if model.tied and first != last:
         found.append("tied embedding and head under different strategies; native needs one")
@@ -194,6 +195,15 @@ def _block_problems(block: Layer, own: Strategy, mesh: Mesh) -> Iterator[str]:
     else:
         sizes["inner features"] = block.feed_forward.ffn_hidden
     yield from (f"{n} {what} do not divide by tp {tp}" for what, n in sizes.items() if n % tp)
+
+
+def _context_problems(block: Layer, own: Strategy, training: TrainingSpec) -> Iterator[str]:
+    """The kernel of a ring masks by causality alone."""
+    if own.cp == 1 or own.cp_comm is not ContextComm.RING or not isinstance(block, Block):
+        return
+    window = block.attention.window
+    if window is not None and window < training.seq_len:
+        yield f"cp_comm ring with attention in windows of {window}; expected gather"
 
 
 def _expert_problems(layer: ExpertFeedForward, own: Strategy, mesh: Mesh) -> Iterator[str]:

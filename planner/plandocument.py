@@ -195,7 +195,8 @@ def _plain(text: str) -> str | int:
 def _strategy(strategy: Strategy) -> dict[str, Any]:
     degrees = ("tp", "cp", "ep", "expert_tp", "dp", "zero", "shard_group", "sequence_parallel")
     own = {name: getattr(strategy, name) for name in degrees}
-    return {**own, "recompute": _recompute(strategy.recompute)}
+    own["recompute"] = _recompute(strategy.recompute)
+    return {**own, "cp_comm": strategy.cp_comm.value} if strategy.cp > 1 else own
 
 
 def _recompute(recompute: Recompute) -> dict[str, Any]:

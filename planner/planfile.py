@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from costmodel.layout import ContextComm
 from profiles import schemas
 from profiles.fileschema import FileSchema, Version
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
@@ -19,6 +20,7 @@ Part = Annotated[float, Field(ge=0, le=1)]
 AnyPrecision = Annotated[Precision, Field(strict=False)]
 AnyOptimizer = Annotated[Optimizer, Field(strict=False)]
 AnyGradDtype = Annotated[GradDtype, Field(strict=False)]
+AnyContextComm = Annotated[ContextComm, Field(strict=False)]
 AnyKernel = Annotated[AttentionKernel, Field(strict=False)]
 Label = Annotated[str, Field(min_length=1, max_length=1_000)]
 Hash = Annotated[
@@ -140,6 +142,9 @@ class StrategyPart(FileSchema):
     shard_group: Count = Field(description="Ranks of dp x cp over which states are sharded.")
     sequence_parallel: bool
     recompute: RecomputePart
+    cp_comm: AnyContextComm = Field(
+        ContextComm.RING, description="How keys and values reach the ranks of cp."
+    )
 
 
 class EstimatePart(FileSchema):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["read_layout"]
 
 DEGREES = ("tp", "cp", "ep", "expert_tp", "dp")
-ALIKE = ("cp", "ep", "expert_tp")  # in all strategies of a job
+ALIKE = ("cp", "cp_comm", "ep", "expert_tp")  # in all strategies of a job
 
 
 def read_layout(
@@ -92,7 +92,7 @@ class _Reader:
         for name, strategy in file.strategies.items():
             place: Place = ("strategies", name)
             for degree in ALIKE:
-                got, wanted = getattr(strategy, degree), getattr(self.mesh, degree)
+                got, wanted = getattr(strategy, degree), getattr(file.strategies[leader], degree)
                 if got != wanted:
                     expected = f"{wanted}, as strategy {leader} has it"
                     self.tell((*place, degree), f"{degree} is {got}", expected)
@@ -196,6 +196,7 @@ class _Reader:
                 chunks=file.pipeline.num_chunks,
                 schedule=file.pipeline.schedule,
                 sequence_parallel=strategy.sequence_parallel,
+                cp_comm=strategy.cp_comm,
             )
             space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
             for broken in broken_rules(space, degrees, shard_group=strategy.shard_group):

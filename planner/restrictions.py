@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from costmodel.layout import RecomputeKind
+from costmodel.layout import ContextComm, RecomputeKind
 from costmodel.schedules import SCHEDULES
 from planner.choices import CHOICES, ORDERS, Restrictions
 from profiles.errors import InputError, Problem
@@ -21,6 +21,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "recompute": tuple(kind.value for kind in RecomputeKind),
     "rank_order": tuple(ORDERS),
     "sequence_parallel": ("true", "false"),
+    "cp_comm": tuple(ContextComm),
 }
 NUMBERS: Final = tuple(name for name in CHOICES if name not in WORDS)
 LONG: Final = 10

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from costmodel.layout import ContextComm
 from costmodel.schedules import SCHEDULES, Shape
 from profiles.layers import Block, ExpertFeedForward
 
@@ -98,6 +99,9 @@ def _context(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
         most = min(space.cluster.num_gpus, LARGEST_DEGREE)
         degrees = (cp for cp in range(1, most + 1) if space.cp_problem(cp) is None)
         yield BrokenRule(choice="cp", message=problem, valid=_one_of(degrees))
+    problem = space.cp_comm_problem(d.cp_comm)
+    if d.cp > 1 and problem is not None:
+        yield BrokenRule(choice="cp_comm", message=problem, valid=ContextComm.GATHER)
 
 
 def _experts(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:

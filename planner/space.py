@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-from costmodel.layout import NO_RECOMPUTE, Recompute
+from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute
 from costmodel.schedules import SCHEDULES, Shape
 from planner.choices import Candidate, Degrees, Grid, Restrictions, mesh_of
 from planner.families import mixed_recomputes, selective_sets
@@ -93,10 +93,15 @@ class SearchSpace:
             if self._experts and tp > 1 and not sequence_parallel:
                 self.refused["experts with tp need sequence parallelism"] += 1
                 continue
+            cp_comm = self.cp_comm(cp)
+            if cp_comm is None:
+                self.refused["cp_comm"] += 1
+                continue
+            how = (sequence_parallel, cp_comm)
             for pp in self.pp_degrees(tp * cp):
                 for dp, micro_batch in self._batches(tp * cp * pp):
                     for expert in self._expert_degrees(tp, cp * dp):
-                        yield Grid(tp, cp, *expert, pp, dp, micro_batch, sequence_parallel)
+                        yield Grid(tp, cp, *expert, pp, dp, micro_batch, *how)
 
     def degrees(self) -> Iterator[Degrees]:
         """Every legal combination of degrees."""
@@ -190,6 +195,22 @@ class SearchSpace:
             return "context parallelism needs transformer blocks"
         if self.training.seq_len % (2 * cp):
             return f"seq_len {self.training.seq_len} does not divide by 2 x cp {cp}"
+        return None
+
+    def cp_comm(self, cp: int) -> ContextComm | None:
+        """How keys and values get around: the first of the launcher's ways that is legal."""
+        legal = (
+            way
+            for way in self.rules.cp_comm
+            if self.restrictions.allows("cp_comm", way) and self.cp_comm_problem(way) is None
+        )
+        return next(legal, None) if cp > 1 else ContextComm.RING
+
+    def cp_comm_problem(self, way: ContextComm) -> str | None:
+        """The rule that forbids one way, None if it is legal."""
+        windows = [block.attention.window or self.training.seq_len for block in self._blocks]
+        if way is ContextComm.RING and min(windows, default=0) < self.training.seq_len:
+            return "attention in windows does not go round a ring"
         return None
 
     def sequence_splits(self, tp: int, cp: int) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from costmodel.layout import NO_RECOMPUTE
+from costmodel.layout import NO_RECOMPUTE, ContextComm
 from executor.launchers.commandline import Source, read_flags
 from executor.launchers.job import FULL, Heard
 from executor.launchers.launchlines import launch_script, placeholder, slurm_script
@@ -53,6 +53,7 @@ CONFIG: Final = (
     _key(f"{AXES}_tp_size", "tp", COUNT, 1),
     _key(f"{AXES}_cp_size", "cp", COUNT, 1),
     _key(f"{AXES}_cp_backend", "cp_backend", TEXT, "torch"),
+    _key(f"{AXES}_cp_comm_strategy", "cp_comm", TEXT, "allgather"),
     _key(f"{AXES}_sp_size", "ulysses", COUNT, 1),
     _key(f"{AXES}_sp_backend", "ulysses_backend", TEXT, "deepspeed"),
     _key("fsdp_config.fsdp_version", "fsdp_version", COUNT, 1),
@@ -73,6 +74,7 @@ SCRIPT: Final = (
     _key("--gradient_checkpointing", "script_checkpointing", SWITCH, usual=False),
 )
 KEYS: Final = (*CONFIG, *SCRIPT)
+CP_COMM: Final = {ContextComm.RING: "alltoall", ContextComm.GATHER: "allgather"}
 STRATEGIES: Final = {
     **dict.fromkeys(("FULL_SHARD", "1", "HYBRID_SHARD", "4"), 3),
     **dict.fromkeys(("SHARD_GRAD_OP", "2", "HYBRID_SHARD_ZERO2", "5"), 2),
@@ -112,6 +114,7 @@ def say(job: Job) -> dict[str, Any]:
             "dp_shard": shard,
             "tp": s.tp,
             "cp": s.cp,
+            **({"cp_comm": CP_COMM[s.cp_comm]} if s.cp > 1 else {}),
             "fsdp_version": FSDP2,
             "reshard": s.one_zero == GATHERS,
             "checkpointing": FULL in job.blocks,
@@ -151,6 +154,7 @@ def hear(told: Told) -> Heard:
     return Heard(
         tp=tp,
         cp=cp,
+        cp_comm={said: way for way, said in CP_COMM.items()}.get(told.cp_comm, ContextComm.GATHER),
         dp=dp,
         micro_batch=micro,
         zero=zero,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
+from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute, RecomputeKind
 from executor.launchers.setup import ORDER, Setup, layout_of, of_blocks
 from planner.choices import ORDERS, Degrees
 from planner.rules import broken_rules, num_microbatches
@@ -107,6 +107,7 @@ class Heard:
     end_zero: int | None = None
     shard_group: int | None = None
     sequence_parallel: bool = False
+    cp_comm: ContextComm = ContextComm.RING
     stages_between: bool = False
     blocks: tuple[int, ...] | None = None
     recompute: Recompute | tuple[Recompute, ...] = NO_RECOMPUTE
@@ -141,7 +142,7 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
     schedule = heard.schedule or ("1f1b" if heard.chunks == 1 else "interleaved-1f1b")
     degrees = Degrees(
         heard.tp, heard.cp, heard.ep, expert_tp, heard.pp, dp, micro_batch, heard.chunks,
-        schedule, heard.sequence_parallel and heard.tp > 1,
+        schedule, heard.sequence_parallel and heard.tp > 1, heard.cp_comm,
     )  # fmt: skip
     group = heard.shard_group or dp * heard.cp
     space = SearchSpace(model, inputs.cluster, training)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.layout import NO_RECOMPUTE, Axis, Recompute, RecomputeKind
+from costmodel.layout import NO_RECOMPUTE, Axis, ContextComm, Recompute, RecomputeKind
 from executor.launchers.job import FULL, Heard
 from executor.launchers.megatronmodel import hear_model, say_model
 from executor.launchers.modelfacts import facts_of_model
@@ -26,6 +26,7 @@ FP8_RECIPES: Final = {
     Precision.FP8_BLOCKWISE: "blockwise",
 }
 SHARDS_GRADIENTS: Final = 2
+CP_COMM: Final = {ContextComm.RING: "p2p", ContextComm.GATHER: "all_gather"}
 MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 
 
@@ -36,6 +37,7 @@ def say(job: Job) -> dict[str, Any]:
         "tp": s.tp,
         "pp": s.pp,
         "cp": s.cp,
+        "cp_comm": (CP_COMM[s.cp_comm],),
         "ep": s.ep,
         **({"expert_tp": s.expert_tp} if "num_experts" in facts_of_model(job.model) else {}),
         "sequence_parallel": s.sequence_parallel,
@@ -69,12 +71,23 @@ def hear(told: Told) -> Heard:
         zero=_hear_zero(told),
         shard_group=dp * told.cp // copies if copies > 1 else None,
         sequence_parallel=bool(told.sequence_parallel),
+        cp_comm=_hear_context(told),
         stages_between=told.stages_between,
         training=_hear_training(told, dp),
         model_facts=hear_model(told),
     )
     _hear_recompute(told, heard)
     return heard
+
+
+def _hear_context(told: Told) -> ContextComm:
+    """Where layers differ, or exchange heads for sequences, a ring stands in for them."""
+    ways = {said: way for way, said in CP_COMM.items()}
+    said = set(told.cp_comm)
+    if told.cp > 1 and (len(said) > 1 or not said <= ways.keys()):
+        told.unmodelled.append(f"{told.spelt('cp_comm')} {' '.join(told.cp_comm)}")
+        return ContextComm.RING
+    return ways.get(next(iter(said), ""), ContextComm.RING)
 
 
 # --- where the chain is cut ------------------------------------------------------------------

@@ -11,7 +11,16 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from costmodel.layout import NO_RECOMPUTE, Axis, Chunk, LayerSpan, Layout, Mesh, Strategy
+from costmodel.layout import (
+    NO_RECOMPUTE,
+    Axis,
+    Chunk,
+    ContextComm,
+    LayerSpan,
+    Layout,
+    Mesh,
+    Strategy,
+)
 from costmodel.schedules import SCHEDULES, Shape
 from profiles.layers import Embedding, Head
 
@@ -42,6 +51,7 @@ class Setup:
     num_microbatches: int
     shard_group: int = 1
     sequence_parallel: bool = False
+    cp_comm: ContextComm = ContextComm.RING
     order: tuple[Axis, ...] = ORDER
     blocks: tuple[int, ...]
     zero: tuple[int, ...]
@@ -85,6 +95,7 @@ def setup_of(model: ModelSpec, layout: Layout) -> Setup:
         num_microbatches=layout.num_microbatches,
         shard_group=strategies[0].shard_group,
         sequence_parallel=strategies[0].sequence_parallel,
+        cp_comm=strategies[0].cp_comm,
         order=mesh.order,
         blocks=tuple(
             sum(not isinstance(layers[i], Embedding | Head) for i in range(chunk.first, chunk.stop))
@@ -105,6 +116,7 @@ def layout_of(model: ModelSpec, setup: Setup) -> Layout:
             zero=zero,
             shard_group=setup.shard_group,
             sequence_parallel=setup.sequence_parallel,
+            cp_comm=setup.cp_comm if setup.cp > 1 else ContextComm.RING,
             recompute=recompute,
         )
         for zero, recompute in zip(setup.zero, setup.recompute, strict=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
+from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute, RecomputeKind
 from executor.launchers.commandline import launch_line, read_flags, world_size
 from executor.launchers.job import FULL, Heard
 from executor.launchers.launchlines import array, launch_script, placeholder, quoted, slurm_script
@@ -149,6 +149,7 @@ def hear(told: Told) -> Heard:
         zero=_hear_zero(told, shard),
         shard_group=shard * cp if shard * cp > 1 else None,
         sequence_parallel=tp > 1 and told.sequence_parallel,
+        cp_comm=ContextComm.GATHER,
         blocks=blocks,
         recompute=recompute,
         training={

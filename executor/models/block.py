@@ -19,6 +19,7 @@ from executor.models.experts import NativeExpertFeedForward
 from executor.models.feedforward import STD, NativeFeedForward
 from executor.models.parameters import SplitModule, Traits
 from executor.models.recomputing import computed_again, without_output
+from executor.models.ring import attend_in_ring
 from profiles.layers import ExpertFeedForward, Norm, QKNorm
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ class NativeAttention(SplitModule):
         if self.context.size == 1:
             return self._attend_to(q, k, v)
         both = torch.stack((k, v))
+        if self.context.ring:
+            attended = attend_in_ring(q, both, self.context, causal=self.spec.causal)
+            return attended.transpose(1, 2).flatten(2)
         if again:
             return self._attend_to(q, *self.context.gather(both).unbind())
         return without_output(

@@ -28,9 +28,12 @@ __all__ = ["WHOLE", "ContextGroup", "attend", "forget_masks"]
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
-    """The ranks that split sequences. ``group`` None: one rank alone."""
+    """The ranks that split sequences. ``group`` None: one rank alone. ``ring``: keys and values
+    go round instead of being gathered.
+    """
 
     group: dist.ProcessGroup | None = None
+    ring: bool = False
 
     @property
     def size(self) -> int:
@@ -38,11 +41,14 @@ class ContextGroup:
         return 1 if self.group is None else self.group.size()
 
     @property
+    def rank(self) -> int:
+        """Number of this one among them."""
+        return 0 if self.group is None else self.group.rank()
+
+    @property
     def pieces(self) -> tuple[int, ...]:
         """Numbers of this rank's pieces."""
-        if self.group is None:
-            return (0,)
-        return self.group.rank(), 2 * self.size - 1 - self.group.rank()
+        return (0,) if self.group is None else (self.rank, 2 * self.size - 1 - self.rank)
 
     def own(self, whole: Tensor, dim: int) -> Tensor:
         """Of all positions, which lie along ``dim``, those of this rank."""
@@ -75,9 +81,11 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        pieces = torch.stack(gradients[0].chunk(2 * ctx.own.size, -2))
-        early, late = pieces.chunk(2)
-        parts = torch.cat((early, late.flip(0)), -2)
+        size, whole = ctx.own.size, gradients[0]
+        pieces = whole.chunk(2 * size, -2)
+        parts = whole.new_empty((size, *whole.shape[:-2], whole.shape[-2] // size, whole.shape[-1]))
+        for part, early, late in zip(parts, pieces, pieces[::-1], strict=False):
+            torch.cat((early, late), -2, out=part)
         summed = torch.empty_like(parts[0])
         dist.reduce_scatter_single(summed, parts.flatten(0, 1), group=ctx.own.group)
         return summed, None

@@ -12,7 +12,17 @@ from published import RECOMPUTES, even_chunks, runs
 
 from costmodel.context import CostContext
 from costmodel.estimate import Estimate, estimate
-from costmodel.layout import Axis, Chunk, Layout, Mesh, Strategy
+from costmodel.layout import (
+    NO_RECOMPUTE,
+    Axis,
+    Chunk,
+    ContextComm,
+    Layout,
+    Mesh,
+    Recompute,
+    RecomputeKind,
+    Strategy,
+)
 from costmodel.schedules import SCHEDULES, Shape
 from costmodel.stagecost import StepSplit
 from profiles import load_calibration, load_cluster, load_model
@@ -210,6 +220,21 @@ def test_zero_3_exposes_more_when_the_batch_is_cut_into_more_micro_batches():
     exposed = [of_zero(3, micro_batch).split.zero_s for micro_batch in (4, 2, 1)]
     assert exposed[0] < exposed[1] < exposed[2]
     assert exposed[2] > 3.5 * exposed[0]
+
+
+@pytest.mark.parametrize("kind", [Recompute(RecomputeKind.FULL), NO_RECOMPUTE])
+def test_a_ring_hides_what_gathering_shows_and_holds_less(kind):
+    """A ring moves the same bytes, but while attention runs."""
+    spec, mesh = model("llama3-8b", 8), Mesh(cp=8)
+    context = context_of(spec, cluster("8xh100-80g"), 2, 65536)
+    ring, gather = (
+        estimate(context, layout_of(spec, mesh, 2, cp_comm=way, recompute=kind))
+        for way in ContextComm
+    )
+    busy, open_ = ring.stages[0].split.cp_s, gather.stages[0].split.cp_s
+    assert 0 < busy < 0.5 * open_
+    assert ring.step_s < gather.step_s
+    assert ring.stages[0].memory.working <= gather.stages[0].memory.working
 
 
 def test_zero_1_communicates_once_a_step_however_many_micro_batches():

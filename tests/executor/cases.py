@@ -15,6 +15,7 @@ from costmodel.layout import (
     NO_RECOMPUTE,
     Axis,
     Chunk,
+    ContextComm,
     LayerSpan,
     Layout,
     Mesh,
@@ -153,6 +154,7 @@ class Case:
     zero: int = 0
     shard_group: int | None = None
     sequence: bool = False
+    cp_comm: ContextComm = ContextComm.GATHER
     schedule: str = "1f1b"
     chunks: int = 1
     cut: tuple[int, ...] | None = None
@@ -174,6 +176,7 @@ class Case:
             zero=self.zero,
             shard_group=self.shard_group or self.dp * self.cp,
             sequence_parallel=self.sequence,
+            cp_comm=self.cp_comm,
         )
         count = BATCH // self.dp // self.micro_batch
         path, *_ = SCHEDULES[self.schedule].paths(Shape(self.pp, self.chunks, count))

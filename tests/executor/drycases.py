@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.layout import (
     NO_RECOMPUTE,
     Chunk,
+    ContextComm,
     LayerSpan,
     Layout,
     Mesh,
@@ -54,6 +55,7 @@ class DryCase:
     dp: int = 1
     pp: int = 1
     cp: int = 1
+    cp_comm: ContextComm = ContextComm.RING
     ep: int = 1
     zero: int = 0
     sequence: bool = False
@@ -70,6 +72,7 @@ class DryCase:
     def name(self) -> str:
         sizes = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "dp": self.dp, "pp": self.pp}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [self.cp_comm.value] * (self.cp > 1)
         words += [f"second half tp {self.tail}"] * (self.tail > 0)
         words += ["SP"] * self.sequence + [f"ZeRO-{self.zero}"] * (self.dp > 1)
         words += [self.schedule] * (self.pp > 1)
@@ -94,6 +97,7 @@ class DryCase:
         strategy = Strategy(
             tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp, zero=self.zero,
             shard_group=self.dp * self.cp if self.zero else 1, sequence_parallel=self.sequence,
+            cp_comm=self.cp_comm,
         )  # fmt: skip
         path, *_ = SCHEDULES[self.schedule].paths(Shape(self.pp, self.chunks, self.count))
         sizes = list(even_cut(model.num_blocks, self.pp * self.chunks))
@@ -146,7 +150,10 @@ DRY_CASES = (
         recompute=FULL, stage=3,
     ),
     DryCase(model=LLAMA, tp=2, dp=32, zero=1, sequence=True, tail=1, micro_batch=2),
+    DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192, cp_comm=ContextComm.GATHER),
     DryCase(model=LLAMA, cp=2, dp=32, zero=1, seq_len=8192),
+    DryCase(model=LLAMA, cp=8, dp=8, zero=3, seq_len=65536, recompute=FULL),
+    DryCase(model=LLAMA, tp=2, cp=4, dp=8, zero=1, sequence=True, seq_len=32768, recompute=SOME),
     DryCase(model=MIXTRAL, tp=2, ep=8, dp=32, zero=1, sequence=True),
     DryCase(model=LLAMA, dp=64, count=1, seq_len=2048),
     DryCase(model=LLAMA, tp=4, dp=16, zero=1, count=1),

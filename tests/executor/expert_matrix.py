@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases import CHEAP, CORE, FULL, Case
 from matrix import BY_REPLICA, CASES, VEE, of_two
 
-from costmodel.layout import Axis, Recompute, RecomputeKind
+from costmodel.layout import Axis, ContextComm, Recompute, RecomputeKind
 
 __all__ = ["ALL_CASES"]
 
@@ -49,4 +49,23 @@ CONTEXTS = (
     Case(name="CP 2 x DP 2 x EP 4 x 1F1B, ZeRO-2", cp=2, dp=2, ep=4, pp=2, zero=2,
          model="qwen-moe", order=BY_REPLICA),
 )  # fmt: skip
-ALL_CASES = (*CASES, *EXPERTS, *CONTEXTS)
+RING = {"cp_comm": ContextComm.RING}
+RINGS = (
+    Case(name="ring: CP 2", cp=2, micro_batch=2, **RING),
+    Case(name="ring: CP 4, grouped heads", cp=4, model="qwen", micro_batch=4, **RING),
+    Case(name="ring: CP 4, full recomputation", cp=4, model="olmo", micro_batch=4, recompute=FULL,
+         **RING),
+    Case(name="ring: CP 8", cp=8, model="gpt", micro_batch=8, **RING),
+    Case(name="ring: CP 2 x TP 2", cp=2, tp=2, model="gpt", **SEQUENCE, **RING),
+    Case(name="ring: CP 2 x DP 2, ZeRO-3, attention recomputed", cp=2, dp=2, zero=3, model="qwen",
+         micro_batch=2, recompute=CORE, **RING),
+    Case(name="ring: CP 2 x DP 2 x TP 2, CP slowest", cp=2, dp=2, tp=2, zero=1, order=CONTEXT_LAST,
+         **SEQUENCE, **RING),
+    Case(name="ring: 1F1B x CP 2, ZeRO-1", cp=2, pp=2, zero=1, model="gpt", micro_batch=2, **RING),
+    Case(name="ring: ZBV x CP 2", **VEE, cp=2, micro_batch=2, **RING),
+    Case(name="ring: CP 2 x EP 2, ZeRO-3", cp=2, ep=2, zero=3, model="switch", micro_batch=4,
+         **RING),
+    Case(name="ring: CP 2 x DP 2 x EP 4 x 1F1B, ZeRO-2", cp=2, dp=2, ep=4, pp=2, zero=2,
+         micro_batch=2, model="qwen-moe", recompute=CHEAP, order=BY_REPLICA, **RING),
+)  # fmt: skip
+ALL_CASES = (*CASES, *EXPERTS, *CONTEXTS, *RINGS)

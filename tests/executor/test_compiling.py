@@ -11,6 +11,7 @@ import torch
 from cases import CHEAP, FULL, Case, alone, outcome, training_of
 from ranks import run_ranks
 
+from costmodel.layout import ContextComm
 from executor.precision import Numbers
 
 CASES = (
@@ -18,6 +19,7 @@ CASES = (
     Case(name="TP", tp=2, model="qwen", micro_batch=8),
     Case(name="full recomputation, ZeRO-3", dp=2, zero=3, recompute=FULL, micro_batch=4),
     Case(name="full recomputation, SP", tp=2, sequence=True, recompute=FULL, micro_batch=8),
+    Case(name="CP, ring", cp=2, cp_comm=ContextComm.RING, model="qwen", micro_batch=8),
     Case(name="selective, SP", tp=2, sequence=True, recompute=CHEAP, model="gpt", micro_batch=8),
 )
 

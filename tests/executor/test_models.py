@@ -6,14 +6,18 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import BATCH, HIDDEN, LLAMA, MODELS, SEQ, VOCAB, batch, with_experts
+from ranks import run_ranks
 from torch.nn import functional
 
 from costmodel.layout import Chunk, LayerSpan, Strategy
 from executor.models.chain import Chain
+from executor.models.context import ContextGroup
 from executor.models.groups import LONE_LAYER
 from executor.models.parameters import initialise
 from executor.models.recomputing import without_output
+from executor.models.ring import attend_in_ring
 from profiles.catalog import load_model
 
 TOP_K = 3
@@ -145,6 +149,35 @@ def test_initial_values_are_normal_and_independent():
     assert float(weight.mean()) == pytest.approx(0, abs=0.1)
     assert float(weight.std()) == pytest.approx(1, abs=0.05)
     assert abs(float((weight[0] @ weight[1]) / weight.shape[1])) < 0.6
+
+
+def ring_of(causal, inputs):
+    """What one rank of a ring gives of the whole, and its gradients."""
+
+    def rank(_):
+        own = ContextGroup(dist.group.WORLD, ring=True)
+        q, k, v = (own.own(each, 2).clone().requires_grad_() for each in inputs)
+        out = attend_in_ring(q, torch.stack((k, v)), own, causal=causal)
+        out.square().sum().backward()
+        return [own.pieces, *(each.detach() for each in (out, q.grad, k.grad, v.grad))]
+
+    return rank
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_in_a_ring_is_attention_to_all(causal, dtype, tolerance):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((2, 4, 24, 8), (2, 2, 24, 8), (2, 2, 24, 8))
+    inputs = [torch.randn(*s, dtype=dtype, generator=generator) for s in shapes]
+    exact = [each.double().clone().requires_grad_() for each in inputs]
+    out = functional.scaled_dot_product_attention(*exact, is_causal=causal, enable_gqa=True)
+    out.square().sum().backward()
+    whole = [out.detach(), *(each.grad for each in exact)]
+    for pieces, *found in run_ranks(3, ring_of(causal, inputs)):
+        for one, expected in zip(found, whole, strict=True):
+            own = torch.cat([expected.chunk(6, 2)[number] for number in pieces], 2)
+            assert float((one - own).abs().max()) <= tolerance * float(expected.abs().max())
 
 
 def test_an_output_that_is_not_kept_is_computed_again():

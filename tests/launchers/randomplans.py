@@ -79,6 +79,7 @@ def _layout(inputs, candidate):
     manual = ManualLayout(
         **{name: getattr(d, name) for name in names},
         sequence_parallel=d.sequence_parallel,
+        cp_comm=d.cp_comm,
         zero=candidate.zero,
         shard_group=candidate.shard_group,
         rank_order=candidate.rank_order,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.layout import Axis, LayerSpan, Recompute, RecomputeKind
+from costmodel.layout import Axis, ContextComm, LayerSpan, Recompute, RecomputeKind
 from planner import ManualLayout, layout_from_degrees, load_inputs, plan_training
 from planner.native import layout_problems, model_problems, training_problems
 from planner.restrictions import parse_restrictions
@@ -42,6 +42,7 @@ def problems_of(inputs, strategy=None, **degrees):
         ({"tp": 2, "dp": 4, "zero": 3}, None, None),
         ({"cp": 2}, None, None),
         ({"cp": 2, "tp": 2, "zero": 3}, None, None),
+        ({"cp": 2, "cp_comm": "gather"}, None, None),
         ({"cp": 2}, {"zero": 1, "shard_group": 3}, "shard group 3 does not divide dp 4 x cp 2"),
         ({"pp": 2, "schedule": "zb-h1"}, None, "schedule zb-h1; expected one of gpipe"),
         ({"pp": 8, "micro_batch": 8}, None, "4 micro-batches for 8 stages"),
@@ -159,6 +160,20 @@ def test_sequences_must_divide_into_two_pieces_a_rank():
     odd = replace(inputs.training, seq_len=2050)
     words = "sequences of 2050 tokens do not divide by 2 x cp 2"
     assert words in layout_problems(inputs.model, odd, layout)
+
+
+def test_windows_do_not_go_round_a_ring():
+    inputs = inputs_of("gemma2-9b", seq_len=8192)
+    layout = layout_from_degrees(inputs, ManualLayout(cp=2))
+    assert {each.cp_comm for each in layout.strategies} == {ContextComm.GATHER}
+    assert layout_problems(inputs.model, inputs.training, layout) == []
+    ring = replace(layout, chunks=with_strategy(layout, {"cp_comm": ContextComm.RING}))
+    words = "cp_comm ring with attention in windows of 4096; expected gather"
+    assert words in layout_problems(inputs.model, inputs.training, ring)
+    within = inputs_of("gemma2-9b", seq_len=4096)
+    assert layout_problems(within.model, within.training, ring) == []
+    with pytest.raises(InputError, match="in windows does not go round a ring"):
+        layout_from_degrees(inputs, ManualLayout(cp=2, cp_comm="ring"))
 
 
 def test_longer_sequences_than_learned_positions_are_refused():

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner import parse_restrictions
+from planner import load_inputs, parse_restrictions
+from planner.space import SearchSpace
 from profiles.errors import InputError
 
 
@@ -18,6 +19,14 @@ def test_a_choice_may_be_fixed_to_several_values():
     assert (own.allows("tp", 8), own.allows("tp", 4)) == (True, False)
     assert (own.allows("pp", 4), own.allows("pp", 5)) == (True, False)
     assert not own.allows("recompute", "full")
+
+
+@pytest.mark.parametrize(("fixed", "way"), [("ring", "ring"), ("gather", "gather"), (None, "ring")])
+def test_keys_and_values_get_around_as_the_user_says(fixed, way):
+    inputs = load_inputs("llama3-8b", "8xh100", overrides={"global_batch": 8, "seq_len": 8192})
+    restrictions = parse_restrictions(["cp=2", *([f"cp_comm={fixed}"] if fixed else [])])
+    space = SearchSpace(inputs.model, inputs.cluster, inputs.training, restrictions=restrictions)
+    assert {degrees.cp_comm.value for degrees in space.degrees()} == {way}
 
 
 def test_dashes_are_as_good_as_underscores():
