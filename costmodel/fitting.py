@@ -57,10 +57,9 @@ ROUNDS: Final = 4
 REACH: Final = 0.8  # how far one round may go, in the logarithm
 SETTLED: Final = 0.02
 DETERMINED: Final = 0.8  # of the prior's spread: what remains when runs say something
-# The host's time a kernel that is counted here, as eager software needs it: the fits of stacks on
-# A100, H100, B200 and GB200 whose runs determine it lie between 50 and 165 us (0.42 in the
-# logarithm, their own error included). The datasheet's is that of one launch; a block launches
-# about twice as many kernels as are counted (casts, copies, bias), from Python.
+# The host's time a kernel that is counted here, as eager software needs it: fits of stacks on A100,
+# H100, B200 and GB200 that determine it lie between 50 and 165 us (0.42 in the logarithm, their own
+# error included). The datasheet's is one launch; a block launches about twice as many, from Python.
 USUAL_LAUNCH_S: Final = 60e-6
 
 
@@ -166,9 +165,7 @@ def changed(
 
 
 def usual(datasheet: Calibration) -> Calibration:
-    """What software usually reaches, the prior where nothing is known of a device: the datasheet's
-    efficiencies, with a host as it was found.
-    """
+    """The prior where nothing is known of a device: the datasheet, but for the host."""
     own = replace(datasheet.efficiencies, kernel_launch_s=USUAL_LAUNCH_S)
     return replace(datasheet, efficiencies=own)
 
