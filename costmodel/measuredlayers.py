@@ -161,7 +161,7 @@ class MeasuredLayers:
             return float(rank_parameters(layer, Strategy(tp=place[0]))[0])
 
         def seconds(name: str) -> float:
-            values = {place: getattr(row, name) for place, row in rows.items()}
+            values: dict[Place, float] = {place: getattr(row, name) for place, row in rows.items()}
             return value_at(values, (tp,), weights)[0]
 
         return Wrapping(*map(seconds, Wrapping._fields))
