@@ -87,7 +87,8 @@ def working_bytes(
     nothing shards them, FSDP2 copies them once before it sums them.
     """
     once = is_one_pass(context, strategy, micro_batch)
-    made = states.gradient_bytes * (2 if once and strategy.zero == 0 else 1)
+    wraps = strategy.dp * strategy.cp > 1 or context.training.param_bytes < FP32
+    made = states.gradient_bytes * (2 if once and wraps and strategy.zero == 0 else 1)
     if isinstance(layer, Block):
         whole = context.gathered_bytes(strategy, micro_batch)
         most = cost.transient_bytes + states.working_bytes + whole

@@ -199,7 +199,6 @@ def run_short(job: Short, training: TrainingSpec) -> tuple[Figures, Figures, Fig
                 trainer.totals(*rows)
             watch.after_passes()
             trainer.update()
-        watch.enter("end")
         planned = planned_traffic(
             trainer.parts, trainer.mesh, short, trainer.numbers, model=job.model
         )
@@ -218,7 +217,7 @@ class _Watch:
         self.saved: Counter[int] = Counter()
         self.peaks: Counter[str] = Counter()
         self._before, self._part = 0, ""
-        self._begun: set[str] = set()  # backward passes of a step
+        self._begun: Counter[str] = Counter()  # backward passes of a step
         for part in trainer.parts:
             part.chain.register_forward_pre_hook(self._begin)
             part.chain.register_forward_hook(self._end(part.number))
@@ -258,8 +257,10 @@ class _Watch:
         """When a layer begins to run backward."""
 
         def backward(_gradient: torch.Tensor) -> None:
-            self.enter(f"{place} again" if place in self._begun else place)
-            self._begun.add(place)
+            self._begun[place] += 1
+            is_last = self._begun[place] == self.trainer.layout.num_microbatches
+            turn = "last" if is_last else min(self._begun[place], 2)  # which frees weights too
+            self.enter(f"{place} {turn}")
 
         def note(_layer: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
             if output.requires_grad:
@@ -268,9 +269,9 @@ class _Watch:
         return note
 
     def after_passes(self) -> None:
-        """Gradients of a step of one pass; then the optimizer."""
+        """Gradients of a step of one pass."""
         self._add_up()
-        self.enter("update")
+        self.enter("update")  # which needs nothing on top
 
     def figures(self) -> Figures:
         """Bytes by kind, as ``DryRun`` has them."""

@@ -69,11 +69,12 @@ def whole(values: Sequence[Mapping[str, int]], jobs: Sequence[Short]) -> dict[st
 
 
 def _microbatches(layout: Layout) -> tuple[int, int]:
-    """Two numbers of micro-batches on the line that the layout's is on, or twice its own. A
-    pipeline is full, with gradients to add to, after one more than it has chunks.
+    """Two numbers of micro-batches on the line that the layout's is on, or twice its own: with one
+    that is neither first nor last. A pipeline is full, with gradients to add to, after one more
+    than it has chunks.
     """
     own, schedule = layout.num_microbatches, SCHEDULES[layout.schedule]
-    least = 2 if layout.num_stages == 1 else layout.num_stages * layout.num_chunks + 1
+    least = 3 if layout.num_stages == 1 else layout.num_stages * layout.num_chunks + 1
     legal = [
         number
         for number in range(least, own)

@@ -26,7 +26,7 @@ from executor.failures import OF_PEERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LIMIT_S = 60
+LIMIT_S = 180
 
 
 def run_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:

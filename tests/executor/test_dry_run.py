@@ -82,7 +82,7 @@ def test_short_jobs_say_all_of_a_long_one():
     layout = replace(layout, chunks=(replace(chunk, spans=spans),))
     jobs = short_jobs(model, layout, 0)
     assert sum(job.weight for job in jobs) == 1
-    assert {job.layout.num_microbatches for job in jobs} == {2, 3}
+    assert {job.layout.num_microbatches for job in jobs} == {3, 4}
     with fake_rank(0, 2, on_gpu=True):
         found = [run_short(job, training_of()) for job in jobs]
         long = run_short(Short(model, layout, 1), training_of())
