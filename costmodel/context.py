@@ -16,16 +16,12 @@ import numpy as np
 from costmodel.compute import DeviceModel
 from costmodel.fsdpmemory import is_one_pass, working_bytes
 from costmodel.handover import HandOvers
-from costmodel.layers import (
-    PassCost,
-    layer_operators,
-    least_seconds,
-    timed_layer,
-)
+from costmodel.layers import layer_operators, least_seconds, timed_layer
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
 from costmodel.measuredlayers import MeasuredLayers, Wrapping
 from costmodel.measuredlinks import MeasuredTopology
 from costmodel.operatorfit import as_found
+from costmodel.passes import PassCost
 from costmodel.sharding import (
     GRADIENTS_ONLY,
     Replicas,
@@ -40,8 +36,9 @@ from profiles.units import MIB
 
 if TYPE_CHECKING:
     from costmodel.interpolation import Basis
-    from costmodel.layers import LayerCost, TimedLayer, TimedPart
+    from costmodel.layers import LayerCost, TimedLayer
     from costmodel.measuredlinks import LinkTimes
+    from costmodel.parttimes import TimedPart
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from costmodel.blocks import block_operators, block_parts
-from costmodel.collectives import collective_seconds
 from costmodel.interpolation import Basis
 from costmodel.layout import RecomputeKind
 from costmodel.operators import Shard, padded_vocab
 from costmodel.otherlayers import other_operators
-from costmodel.work import AttentionCore, Collective, CollectiveKind, Gemm, Group, Stream
+from costmodel.parttimes import PartTimer
+from costmodel.passes import PassCost, total
+from costmodel.work import Group
 from profiles.layers import (
     Block,
     Conv2d,
@@ -29,19 +30,18 @@ from profiles.layers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from costmodel.compute import DeviceModel
     from costmodel.layout import Recompute, Strategy
     from costmodel.operators import Operator
-    from costmodel.work import Work
+    from costmodel.parttimes import TimedPart
     from profiles.layers import Layer
     from profiles.topology import GroupLink
     from profiles.training import TrainingSpec
 
 __all__ = [
     "LayerCost",
-    "PassCost",
     "TimedLayer",
     "boundary_bytes",
     "layer_operators",
@@ -53,65 +53,6 @@ __all__ = [
 
 OPERATORS = "operators"
 GEMMS_OF_BOTH_PASSES = 3  # forward, gradients of input and of weights
-SHARPNESS = 4  # of the change from launch-bound to device-bound layers
-# Part of a collective that running beside a GEMM saves: both want the same multiprocessors and
-# memory. Of 0.9 ms a layer that sequence parallelism takes off the backward pass of a 22B model,
-# the second gather leaves 0.1 (Korthikanti et al. 2022, table 4), which says less; the layouts of
-# Hagemann et al. 2023, where it saves 8 % of a step, say more.
-HIDDEN_BESIDE = 2 / 3
-# Of the host's time for a kernel, what one more expert of a grouped GEMM takes: its launch comes
-# from a loop inside the library (Transformer Engine's grouped linear layer), not from Python.
-ONE_MORE_EXPERT = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """Seconds of one pass of one micro-batch, by cause; communication is what is exposed, and
-    ``host_s`` what the device waits for the host to launch its kernels.
-    """
-
-    compute_s: float = 0.0
-    recompute_s: float = 0.0
-    tp_s: float = 0.0
-    cp_s: float = 0.0
-    ep_s: float = 0.0
-    zero_s: float = 0.0
-    host_s: float = 0.0
-
-    @property
-    def device_s(self) -> float:
-        """What the device is busy with."""
-        return self.compute_s + self.recompute_s + self.tp_s + self.cp_s + self.ep_s + self.zero_s
-
-    @property
-    def total_s(self) -> float:
-        """All causes together."""
-        return self.device_s + self.host_s
-
-    def __add__(self, other: PassCost) -> PassCost:
-        return PassCost(
-            self.compute_s + other.compute_s,
-            self.recompute_s + other.recompute_s,
-            self.tp_s + other.tp_s,
-            self.cp_s + other.cp_s,
-            self.ep_s + other.ep_s,
-            self.zero_s + other.zero_s,
-            self.host_s + other.host_s,
-        )
-
-    def __mul__(self, count: float) -> PassCost:
-        return PassCost(
-            self.compute_s * count,
-            self.recompute_s * count,
-            self.tp_s * count,
-            self.cp_s * count,
-            self.ep_s * count,
-            self.zero_s * count,
-            self.host_s * count,
-        )
-
-
-NOTHING = PassCost()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +145,7 @@ class TimedLayer:
         )
         return LayerCost(
             forward=self.forward,
-            backward=self.backward + _as_recompute(again),
+            backward=self.backward + again.again,
             weight_s=self.weight_s,
             saved_bytes=saved_bytes,
             transient_bytes=transient_bytes,
@@ -213,22 +154,6 @@ class TimedLayer:
             update_s=self.update_s,
             basis=self.basis,
         )
-
-
-class TimedPart(NamedTuple):
-    """Operators in a row with the seconds of their passes together, the kernels that they launch
-    forward and backward, and the elements of their results that count. ``by_module``, ``saved``
-    and ``transient_bytes`` are their share of what ``TimedLayer`` has.
-    """
-
-    forward: PassCost
-    backward: PassCost
-    weight_s: float
-    kernels: tuple[float, float]
-    by_module: Mapping[str, PassCost]
-    saved: Mapping[str | None, int]
-    outputs: int
-    transient_bytes: int
 
 
 def timed_layer(
@@ -245,7 +170,7 @@ def timed_layer(
     """Time the operators of one layer under a strategy, whatever its recomputation. ``known``:
     parts of blocks timed before, in the same training on the same device.
     """
-    timer = _Timer(device, links)
+    timer = PartTimer(device, links)
     parts = _timed_parts(
         layer, strategy, training, micro_batch, timer, {} if known is None else known
     )
@@ -263,8 +188,8 @@ def timed_layer(
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
     outputs = sum(part.outputs for part in parts)
     return TimedLayer(
-        forward=timer.launched(_total(part.forward for part in parts), launched[0]),
-        backward=timer.launched(_total(part.backward for part in parts), launched[1]),
+        forward=timer.launched(total(part.forward for part in parts), launched[0]),
+        backward=timer.launched(total(part.backward for part in parts), launched[1]),
         weight_s=sum(part.weight_s for part in parts),
         by_module=by_module,
         saved_by_module=saved,
@@ -292,7 +217,7 @@ def least_seconds(
 
     On a rank the rows of its experts are rounded down, by less than one for each expert.
     """
-    timer = _Timer(device, links)
+    timer = PartTimer(device, links)
     parts = _timed_parts(layer, strategy, training, micro_batch, timer, known, routed=False)
     seconds = sum(part.forward.device_s + part.backward.device_s for part in parts)
     experts = layer.feed_forward
@@ -310,7 +235,7 @@ def _timed_parts(
     strategy: Strategy,
     training: TrainingSpec,
     micro_batch: int,
-    timer: _Timer,
+    timer: PartTimer,
     known: dict[object, TimedPart],
     *,
     routed: bool = True,
@@ -326,133 +251,6 @@ def _timed_parts(
             known[key] = timer.part(part.build())
         found.append(known[key])
     return found
-
-
-def _total(costs: Iterable[PassCost]) -> PassCost:
-    """The sum of some passes."""
-    compute = recompute = tp = cp = ep = zero = host = 0.0
-    for each in costs:
-        compute += each.compute_s
-        recompute += each.recompute_s
-        tp += each.tp_s
-        cp += each.cp_s
-        ep += each.ep_s
-        zero += each.zero_s
-        host += each.host_s
-    return PassCost(compute, recompute, tp, cp, ep, zero, host)
-
-
-def _as_recompute(cost: PassCost) -> PassCost:
-    """Computing a pass again: its arithmetic is recomputation, its communication stays named."""
-    return PassCost(0.0, cost.compute_s, cost.tp_s, cost.cp_s, cost.ep_s, 0.0, cost.host_s)
-
-
-def _output_elements(work: Work) -> int:
-    """Elements of what attention makes, and of every second GEMM: half of each GEMM's."""
-    if isinstance(work, AttentionCore):
-        return work.batch * work.heads * work.query_len * work.value_head_dim
-    return work.m * work.n * work.groups // 2 if isinstance(work, Gemm) else 0
-
-
-def _kernels(works: tuple[Work, ...]) -> float:
-    """Launches of the host for some works, those of a grouped GEMM's experts by their part."""
-    return sum(map(_launches, works))
-
-
-def _launches(work: Work) -> float:
-    if isinstance(work, Stream):
-        return work.kernels
-    return 1 + ONE_MORE_EXPERT * (work.groups - 1) if isinstance(work, Gemm) else 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    device: DeviceModel
-    links: Mapping[Group, GroupLink]
-
-    def part(self, operators: Sequence[Operator]) -> TimedPart:
-        """The times of operators in a row."""
-        by_module: dict[str, list[PassCost]] = {}
-        saved: dict[str | None, int] = {}
-        backward, weights = [], []
-        forward_kernels = backward_kernels = 0.0
-        outputs = 0
-        for each in operators:
-            by_module.setdefault(each.module, []).append(self.seconds(each.forward, each.module))
-            weights.append(self.seconds(each.backward_weight, each.module))
-            backward += [self.seconds(each.backward_input, each.module), weights[-1]]
-            if each.beside:
-                backward.append(self.beside(each.beside, each.backward_input))
-            forward_kernels += _kernels(each.forward)
-            backward_kernels += _kernels(each.backward_input) + _kernels(each.backward_weight)
-            outputs += sum(_output_elements(work) for work in each.forward)
-            for tensor in each.saved:
-                saved[tensor.dropped_by] = saved.get(tensor.dropped_by, 0) + tensor.bytes
-        totals = {module: _total(own) for module, own in by_module.items()}
-        return TimedPart(
-            forward=_total(totals.values()),
-            backward=_total(backward),
-            weight_s=sum(each.total_s for each in weights),
-            kernels=(forward_kernels, backward_kernels),
-            by_module=totals,
-            saved=saved,
-            outputs=outputs,
-            transient_bytes=max((each.transient_bytes for each in operators), default=0),
-        )
-
-    def launched(self, cost: PassCost, kernels: float) -> PassCost:
-        """A layer's pass with what the device waits for the host.
-
-        The host runs ahead of the device, so the greater of the two counts; near equality each
-        waits for the other at times: (device^4 + host^4)^(1/4), at most 19 % above the greater.
-        """
-        device = cost.device_s
-        host = kernels * self.device.efficiencies.kernel_launch_s
-        both = (device**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS)
-        return cost + PassCost(host_s=both - device)
-
-    def beside(self, works: tuple[Work, ...], others: tuple[Work, ...]) -> PassCost:
-        """What remains of tensor-parallel collectives that run beside the compute of others."""
-        own = self.device.efficiencies
-        compute = sum(self.device.seconds(w) for w in others if not isinstance(w, Collective))
-        traffic = sum(
-            collective_seconds(work.kind, work.bytes, self.links[work.group], own)
-            for work in works
-            if isinstance(work, Collective)
-        )
-        return PassCost(tp_s=traffic - HIDDEN_BESIDE * min(compute, traffic))
-
-    def seconds(self, works: tuple[Work, ...], module: str) -> PassCost:
-        """Communication hides behind its own operator's compute: T3's
-        T = T_compute + T_collective - overlap * min(T_compute, T_collective), and what hides
-        slows the compute down by a stated part.
-        """
-        if not works:
-            return NOTHING
-        own = self.device.efficiencies
-        compute = sum(self.device.seconds(w) for w in works if not isinstance(w, Collective))
-        if module == "experts":
-            compute *= own.moe_imbalance
-        exposed: dict[Group, float] = {Group.TP: 0.0, Group.CP: 0.0, Group.EP: 0.0}
-        overlaps = {Group.TP: own.tp_overlap, Group.CP: 0.0, Group.EP: own.ep_overlap}
-        for work in works:
-            if isinstance(work, Collective):
-                if work.kind is CollectiveKind.RING_EXCHANGE:  # attention waits for all other kinds
-                    overlaps[Group.CP] = own.cp_overlap
-                axis: Group = Group.EP if work.group is Group.EXPERT_TP else work.group
-                link = self.links[work.group]
-                exposed[axis] += collective_seconds(
-                    work.kind, work.bytes, link, own, copies=work.copies
-                )
-        for axis, overlap in overlaps.items():
-            hidden = overlap * min(compute, exposed[axis])
-            exposed[axis] -= hidden * (1 - own.overlap_slowdown)
-        return PassCost(
-            compute_s=compute,
-            tp_s=exposed[Group.TP],
-            cp_s=exposed[Group.CP],
-            ep_s=exposed[Group.EP],
-        )
 
 
 def boundary_bytes(
@@ -471,7 +269,6 @@ def boundary_bytes(
 
 
 def _generic_output(layer: Layer, training: TrainingSpec, micro_batch: int) -> int:
-
     if isinstance(layer, Linear):
         elements = (layer.tokens or training.seq_len) * layer.out_features
     elif isinstance(layer, Conv2d):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from costmodel.interpolation import Basis, freed_of_noise, value_at
-from costmodel.layers import PassCost, rank_parameters, timed_layer
+from costmodel.layers import rank_parameters, timed_layer
 from costmodel.layout import Strategy
 from costmodel.work import Group
 from profiles.fingerprint import fingerprint
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from costmodel.compute import DeviceModel
     from costmodel.interpolation import Place
     from costmodel.layers import TimedLayer
+    from costmodel.passes import PassCost
     from profiles.layers import Layer
     from profiles.measured import LayerTime, Profile
     from profiles.training import TrainingSpec

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
 from costmodel.fsdpmemory import held_beside
-from costmodel.layers import PassCost
+from costmodel.passes import PassCost
 from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import send_seconds

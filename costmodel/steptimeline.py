@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from costmodel.estimate import LayoutCost
-    from costmodel.layers import PassCost
     from costmodel.occupancy import Held
+    from costmodel.passes import PassCost
     from costmodel.timeline import Timeline
 
 __all__ = ["passes_of_step", "step_timeline"]
