@@ -164,7 +164,8 @@ def _context(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | None
 def _degree(name: str) -> Repair:
     def repair(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | None:
         space = SearchSpace(inputs.model, inputs.cluster, inputs.training, launcher=rules.name)
-        problem = {"tp": space.tp_problem, "cp": space.cp_problem, "pp": space.pp_problem}[name]
+        own = space.degree_rules
+        problem = {"tp": own.tp_problem, "cp": own.cp_problem, "pp": own.pp_problem}[name]
         alone = name == "tp" and setup.pp > 1 and not rules.tensor_in_pipeline
         return _fewer(
             setup, name, inputs, lambda size: problem(size) is None and (size == 1 or not alone)

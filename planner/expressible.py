@@ -66,7 +66,10 @@ def _recomputes(inputs: Inputs, layout: Layout) -> list[list[Recompute]]:
 
 def _degrees(space: SearchSpace, rules: LauncherRules, layout: Layout) -> Iterator[BrokenRule]:
     mesh = layout.mesh
-    for name, problem in (("tp", space.tp_problem(mesh.tp)), ("cp", space.cp_problem(mesh.cp))):
+    for name, problem in (
+        ("tp", space.degree_rules.tp_problem(mesh.tp)),
+        ("cp", space.degree_rules.cp_problem(mesh.cp)),
+    ):
         if problem is not None:
             yield BrokenRule(choice=name, message=problem)
     if mesh.ep > 1 and not rules.experts:

@@ -284,7 +284,8 @@ def _broken_choices(space: SearchSpace) -> Iterator[str]:
     free = _with(space, Restrictions(tp_across_nodes=True), space.training)
     legal: dict[str, Sequence[int]] = {"tp": free.tp_degrees(), "pp": free.pp_degrees(1)}
     legal["cp"] = free.cp_degrees()
-    problems = {"tp": free.tp_problem, "pp": free.pp_problem, "cp": free.cp_problem}
+    own = free.degree_rules
+    problems = {"tp": own.tp_problem, "pp": own.pp_problem, "cp": own.cp_problem}
     for name, wanted in space.restrictions.fixed.items():
         if name in problems and not wanted & {str(degree) for degree in legal[name]}:
             degree = min(int(value) for value in wanted)

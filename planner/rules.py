@@ -78,10 +78,10 @@ def _mesh(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
 
 
 def _tensor(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
-    problem = space.tp_problem(d.tp)
+    problem = space.degree_rules.tp_problem(d.tp)
     if problem is not None:
         most = min(space.cluster.num_gpus, LARGEST_DEGREE)
-        degrees = (tp for tp in range(1, most + 1) if space.tp_problem(tp) is None)
+        degrees = (tp for tp in range(1, most + 1) if space.degree_rules.tp_problem(tp) is None)
         yield BrokenRule(choice="tp", message=problem, valid=_one_of(degrees))
     elif d.sequence_parallel:
         tokens = -(-space.training.seq_len // d.cp)
@@ -94,12 +94,12 @@ def _tensor(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
 
 
 def _context(space: SearchSpace, d: Degrees) -> Iterator[BrokenRule]:
-    problem = space.cp_problem(d.cp)
+    problem = space.degree_rules.cp_problem(d.cp)
     if problem is not None:
         most = min(space.cluster.num_gpus, LARGEST_DEGREE)
-        degrees = (cp for cp in range(1, most + 1) if space.cp_problem(cp) is None)
+        degrees = (cp for cp in range(1, most + 1) if space.degree_rules.cp_problem(cp) is None)
         yield BrokenRule(choice="cp", message=problem, valid=_one_of(degrees))
-    problem = space.cp_comm_problem(d.cp_comm)
+    problem = space.degree_rules.cp_comm_problem(d.cp_comm)
     if d.cp > 1 and problem is not None:
         yield BrokenRule(choice="cp_comm", message=problem, valid=ContextComm.GATHER)
 

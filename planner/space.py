@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute
 from costmodel.schedules import SCHEDULES, Shape
 from planner.choices import Candidate, Degrees, Grid, Restrictions, mesh_of
+from planner.degreerules import DegreeRules
 from planner.families import mixed_recomputes, selective_sets
 from planner.launchers import LAUNCHERS, LauncherRules
 from planner.narrow import NARROW, Pipeline
-from profiles.layers import Block, CustomLayer, ExpertFeedForward
+from profiles.layers import Block, ExpertFeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +56,7 @@ class SearchSpace:
         self.cluster = cluster
         self.training = training
         self.rules: LauncherRules = LAUNCHERS[launcher]
+        self.degree_rules = DegreeRules(model, training, self.rules)
         self.restrictions = restrictions or Restrictions()
         self.num_gpus = min(
             cluster.num_gpus, self.restrictions.at_most.get("gpus", cluster.num_gpus)
@@ -142,36 +144,10 @@ class SearchSpace:
             limit = min(limit, self.cluster.gpus_per_node)
         return [tp for tp in range(1, limit + 1) if self._allows_tp(tp)]
 
-    def tp_problem(self, tp: int) -> str | None:
-        """The rule that forbids a tensor parallel degree, None if it is legal."""
-        if tp == 1:
-            return None
-        if not self.rules.tensor:
-            return f"{self.rules.name} has no tensor parallelism"
-        if not self._blocks and not any(isinstance(r.layer, CustomLayer) for r in self.model.runs):
-            return "tensor parallelism needs transformer blocks"
-        problems = (self._undivided(block, tp) for block in self._blocks)
-        return next((problem for problem in problems if problem), None)
-
-    def _undivided(self, block: Block, tp: int) -> str | None:
-        """What of a block a tensor parallel degree does not divide."""
-        attention, feed_forward = block.attention, block.feed_forward
-        if attention.heads % tp:
-            return f"{attention.heads} heads do not divide by tp {tp}"
-        kv = attention.heads if attention.latent else attention.kv_heads
-        if kv % tp and not (self.rules.replicates_kv_heads and tp % kv == 0):
-            return f"{kv} key/value heads do not divide by tp {tp} on {self.rules.name}"
-        width = (
-            feed_forward.shared_hidden
-            if isinstance(feed_forward, ExpertFeedForward)
-            else feed_forward.ffn_hidden
-        )
-        return f"feed-forward width {width} does not divide by tp {tp}" if width % tp else None
-
     def _allows_tp(self, tp: int) -> bool:
         if not self.restrictions.allows("tp", tp):
             return False
-        problem = self.tp_problem(tp)
+        problem = self.degree_rules.tp_problem(tp)
         if problem:
             self.refused["tp does not divide the model"] += 1
         return problem is None
@@ -182,36 +158,18 @@ class SearchSpace:
         return [
             cp
             for cp in range(1, limit + 1)
-            if self.cp_problem(cp) is None and self.restrictions.allows("cp", cp)
+            if self.degree_rules.cp_problem(cp) is None and self.restrictions.allows("cp", cp)
         ]
-
-    def cp_problem(self, cp: int) -> str | None:
-        """The rule that forbids a context parallel degree, None if it is legal."""
-        if cp == 1:
-            return None
-        if not self.rules.context:
-            return f"{self.rules.name} has no context parallelism"
-        if not self._blocks:
-            return "context parallelism needs transformer blocks"
-        if self.training.seq_len % (2 * cp):
-            return f"seq_len {self.training.seq_len} does not divide by 2 x cp {cp}"
-        return None
 
     def cp_comm(self, cp: int) -> ContextComm | None:
         """How keys and values get around: the first of the launcher's ways that is legal."""
         legal = (
             way
             for way in self.rules.cp_comm
-            if self.restrictions.allows("cp_comm", way) and self.cp_comm_problem(way) is None
+            if self.restrictions.allows("cp_comm", way)
+            and self.degree_rules.cp_comm_problem(way) is None
         )
         return next(legal, None) if cp > 1 else ContextComm.RING
-
-    def cp_comm_problem(self, way: ContextComm) -> str | None:
-        """The rule that forbids one way, None if it is legal."""
-        windows = [block.attention.window or self.training.seq_len for block in self._blocks]
-        if way is ContextComm.RING and min(windows, default=0) < self.training.seq_len:
-            return "attention in windows does not go round a ring"
-        return None
 
     def sequence_splits(self, tp: int, cp: int) -> bool:
         """Whether sequence parallelism divides what context parallelism leaves of a sequence."""
@@ -222,23 +180,10 @@ class SearchSpace:
         most = min(max(1, self.model.num_blocks), self.num_gpus // ranks)
         return [pp for pp in range(1, most + 1) if self._allows_pp(pp)]
 
-    def pp_problem(self, pp: int) -> str | None:
-        """The rule that forbids a number of stages, None if it is legal."""
-        blocks = max(1, self.model.num_blocks)
-        if pp == 1:
-            return None
-        if not self.rules.pipeline:
-            return f"{self.rules.name} has no pipeline"
-        if pp > blocks:
-            return f"pp {pp} stages for {blocks} layers"
-        if not self.rules.uneven_stages and blocks % pp:
-            return f"{blocks} layers do not divide by pp {pp}, which {self.rules.name} needs"
-        return None
-
     def _allows_pp(self, pp: int) -> bool:
         if not self.restrictions.allows("pp", pp):
             return False
-        problem = self.pp_problem(pp)
+        problem = self.degree_rules.pp_problem(pp)
         if problem:
             self.refused["layers do not divide by pp"] += 1
         return problem is None
