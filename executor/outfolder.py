@@ -24,9 +24,24 @@ def claim(out: Path) -> TextIO:
 
     A file system without such locks promises nothing.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    file = _locked(out)
+    with suppress(OSError):  # a full disk: the lock holds without its words
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+    return file
+
+
+def check_free(out: Path) -> None:
+    """Raise ``InputError`` where another process has ``out``; nothing is written."""
+    if (out / LOCK).exists():
+        _locked(out).close()
+
+
+def _locked(out: Path) -> TextIO:
     import fcntl  # noqa: PLC0415 - not on Windows, where nothing is launched
 
-    out.mkdir(parents=True, exist_ok=True)
     file = (out / LOCK).open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,16 +51,6 @@ def claim(out: Path) -> TextIO:
         file.close()
         hint = "wait until it ends, or name another folder"
         raise InputError(Problem(where=f"--out {out}", message=message, hint=hint)) from None
-    except OSError:
-        return file
-    with suppress(OSError):  # a full disk: the lock holds without its words
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+    except OSError:  # a file system without locks
+        pass
     return file
-
-
-def check_free(out: Path) -> None:
-    """Raise ``InputError`` where another process has ``out``."""
-    if (out / LOCK).exists():
-        claim(out).close()
