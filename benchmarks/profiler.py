@@ -29,6 +29,7 @@ from executor.profiler.probe import pretended_group
 from executor.profiler.session import Session, SessionPlan
 from executor.trainer import Trainer
 from planner.inputs import Inputs
+from planner.native import as_executed
 from planner.plan import plan_of
 from planner.profiled import with_profiles
 from profiles import load_calibration, load_cluster, save_text
@@ -122,14 +123,14 @@ def peak_bytes(model: ModelSpec, asked: Asked) -> int:
 
 
 def predicted(model: ModelSpec, asked: Asked, profile: Path) -> Plan:
-    cluster = load_cluster("1xcpu")
+    cluster, layout = load_cluster("1xcpu"), asked.layout(model)
     inputs = Inputs(
         model=model,
         cluster=cluster,
-        training=asked.training,
+        training=as_executed(asked.training, layout),
         calibration=load_calibration(None, cluster)[0],
     )
-    return plan_of(with_profiles(inputs, [str(profile)]), asked.layout(model))
+    return plan_of(with_profiles(inputs, [str(profile)]), layout)
 
 
 def session_of(model: ModelSpec, journal: Path | None, rounds: int) -> Session:
