@@ -281,17 +281,15 @@ class _Watch:
             for each in own.values()
             if each.dim()
         )
-        masters = self._shards() if self.trainer.numbers.is_mixed else 0
+        shards = _nbytes(self.trainer.parameters())
+        masters = shards if self.trainer.numbers.is_mixed else 0
         return {
-            "parameters": self.weights,
+            "parameters": self.weights + shards - masters,
             "gradients": sum(self.gradients.values()),
             "optimizer": states + masters,
             "saved": sum(self.saved.values()),
             **{f"{PEAK} {part}": most for part, most in self.peaks.items()},
         }
-
-    def _shards(self) -> int:
-        return _nbytes(self.trainer.parameters())
 
     def _units(self) -> Iterator[tuple[Any, int]]:
         """FSDP's parameters and their stage of ZeRO."""
@@ -302,9 +300,8 @@ class _Watch:
         return sum(_storage(p.all_gather_outputs) for p, _ in self._units())
 
     def _read(self) -> int:
-        """Weights as passes read them, those aside that are gathered for a moment."""
-        kept = sum(_storage(p.all_gather_outputs) for p, z in self._units() if z < WEIGHTS_SHARDED)
-        return kept if self.trainer.numbers.is_mixed else kept + self._shards()
+        """Weights that stay gathered from pass to pass."""
+        return sum(_storage(p.all_gather_outputs) for p, z in self._units() if z < WEIGHTS_SHARDED)
 
     def _add_up(self) -> None:
         """What each chunk has added up so far."""
