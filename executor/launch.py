@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from executor.checkpointfiles import Shelf
 from executor.failures import TOLD_HERE, Failure, JobError, cause, forget
 from executor.job import check_plan, check_torch
-from executor.outfolder import check_free
+from executor.outfolder import check_free, make
 from executor.resuming import CHECKPOINTS, check_not_done, check_same_run, facts_of_run
 from executor.stopping import SHUTDOWN_S, StoppedError
 from profiles.errors import ExitCode, InputError, Problem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Nodes",
-    "check_port",
+    "check_meeting",
     "environment",
     "launch",
     "nodes_of",
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 PORT: Final = 29500
+LOGS: Final = "logs"
 NOTICE_S: Final = 300  # in which a step and a checkpoint must end, before Slurm's time limit
 SIGTERM: Final = 15  # what torchrun ends the others with
 
@@ -147,7 +148,7 @@ def launch(plan: Plan, job: Job, nodes: Nodes) -> Path:
     check_plan(plan, str(job.plan), compiles=job.compiles)
     check_free(job.out)
     _check_start(plan, job, nodes)
-    check_port(nodes)
+    check_meeting(nodes)
     for name, (value, _) in environment(plan).items():
         os.environ.setdefault(name, value)
     run_ranks(nodes, _worker(job), job.out)
@@ -197,8 +198,16 @@ def _check_checkpoint(job: Job, run: dict[str, Any]) -> None:
         check_not_done(found.step, job)
 
 
-def check_port(nodes: Nodes) -> None:
-    """A port that somebody else answers would keep torchrun waiting."""
+def check_meeting(nodes: Nodes) -> None:
+    """Several nodes need a place to meet; a port of one that somebody else answers would keep
+    torchrun waiting.
+    """
+    if nodes.count > 1 and nodes.endpoint is None:
+        message, expected = f"is missing for {nodes.count} nodes", "HOST:PORT of one of them"
+        hint = "--nnodes 1 where all ranks are on this machine"
+        raise InputError(
+            Problem(where="--rdzv-endpoint", message=message, expected=expected, hint=hint)
+        )
     if nodes.count > 1 or nodes.endpoint is None:
         return  # another node of ours may serve it
     host, _, port = nodes.endpoint.rpartition(":")
@@ -213,7 +222,7 @@ def check_port(nodes: Nodes) -> None:
 def _logs(out: Path, nodes: Nodes) -> list[str]:
     """Every rank but the node's first writes to files; that one speaks."""
     quiet = ",".join(f"{rank}:3" for rank in range(1, nodes.ranks))
-    where = ["--log-dir", str(out / "logs")]
+    where = ["--log-dir", str(out / LOGS)]
     return [*where, "--redirects", quiet] if quiet else where
 
 
@@ -227,7 +236,7 @@ def run_ranks(nodes: Nodes, worker: list[str], out: Path) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
-    out.mkdir(parents=True, exist_ok=True)
+    make(out / LOGS)
     forget(out)
     os.environ[TOLD_HERE] = "1"
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
@@ -250,7 +259,7 @@ def _stopped(noted: Failure | None) -> Exception:
     """How a job ended that SIGTERM was to end."""
     if noted is not None and noted.exit_code == ExitCode.STOPPED:
         return StoppedError(noted.message)
-    hint = "the same command goes on behind the last checkpoint"
+    hint = "the same command goes on behind the last checkpoint, if there is one"
     return StoppedError(f"stopped by SIGTERM before a step could end; {hint}")
 
 

@@ -13,9 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-__all__ = ["check_free", "claim"]
+__all__ = ["check_free", "claim", "make"]
 
 LOCK: Final = "lock"
+
+
+def make(folder: Path) -> None:
+    """Make a folder. Raises ``InputError`` where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message, expected = f"cannot be made: {error.strerror}", "a folder that you may write to"
+        raise InputError(
+            Problem(where=f"--out: {folder}", message=message, expected=expected)
+        ) from None
 
 
 def claim(out: Path) -> TextIO:
@@ -24,7 +35,7 @@ def claim(out: Path) -> TextIO:
 
     A file system without such locks promises nothing.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make(out)
     file = _locked(out)
     with suppress(OSError):  # a full disk: the lock holds without its words
         file.truncate(0)

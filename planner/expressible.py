@@ -37,7 +37,7 @@ def inexpressible(launcher: str, inputs: Inputs, layout: Layout) -> list[BrokenR
     every = {option for chunk in recomputes for option in chunk}
     for strategy in layout.strategies:
         found += [
-            BrokenRule(choice=choice, message=why)
+            BrokenRule(choice=choice, message=why, valid=_valid(choice, rules))
             for choice, why in rules.refusals(
                 layout.mesh,
                 strategy,
@@ -48,6 +48,10 @@ def inexpressible(launcher: str, inputs: Inputs, layout: Layout) -> list[BrokenR
         ]
     found += _mixing(rules, recomputes)
     return list(dict.fromkeys(found))
+
+
+def _valid(choice: str, rules: LauncherRules) -> str:
+    return " or ".join(rules.cp_comm) if choice == "cp_comm" else ""
 
 
 def _recomputes(inputs: Inputs, layout: Layout) -> list[list[Recompute]]:

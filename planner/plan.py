@@ -29,7 +29,7 @@ __all__ = [
     "stage_layers",
 ]
 
-SHARDING = ("zero", "shard_group", "sequence_parallel")
+SHARDING = ("zero", "shard_group", "sequence_parallel", "cp_comm")
 DEGREES = ("tp", "cp", "ep", "expert_tp", "dp", "pp")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from costmodel.layout import ContextComm
 from costmodel.schedules import SCHEDULES
 from profiles.units import GB, GIB
 
@@ -126,7 +127,9 @@ def layout_words(layout: Layout) -> str:
     """``tp 8 x cp 1 x dp 4 x pp 4, 1f1b, micro-batch 1, ZeRO-1``."""
     mesh, strategies = layout.mesh, layout.strategies
     tp, dp = (_by_layer(getattr(each, name) for each in strategies) for name in ("tp", "dp"))
-    words = [f"tp {tp} x cp {mesh.cp} x dp {dp} x pp {mesh.pp}"]
+    gathered = mesh.cp > 1 and strategies[0].cp_comm is ContextComm.GATHER
+    cp = f"cp {mesh.cp} (gather)" if gathered else f"cp {mesh.cp}"
+    words = [f"tp {tp} x {cp} x dp {dp} x pp {mesh.pp}"]
     if mesh.ep > 1 or mesh.expert_tp > 1:
         words.append(f"experts ep {mesh.ep} x tp {mesh.expert_tp}")
     if mesh.pp > 1:

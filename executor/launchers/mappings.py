@@ -116,7 +116,9 @@ def _take(told: Told, key: Key, value: Any, where: str, problems: list[Problem])
         return
     read: Any
     if key.kind is Kind.WORDS:
-        read = tuple(value) if isinstance(value, list) else (value,)
+        read = read_value(
+            key, [str(each) for each in value] if isinstance(value, list) else [str(value)]
+        )
     elif isinstance(value, bool) and key.kind is not Kind.TEXT:
         read = value
         if key.kind not in (Kind.SWITCH, Kind.OFF):

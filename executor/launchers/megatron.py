@@ -85,7 +85,8 @@ def _hear_context(told: Told) -> ContextComm:
     ways = {said: way for way, said in CP_COMM.items()}
     said = set(told.cp_comm)
     if told.cp > 1 and (len(said) > 1 or not said <= ways.keys()):
-        told.unmodelled.append(f"{told.spelt('cp_comm')} {' '.join(told.cp_comm)}")
+        words = " ".join(told.cp_comm)
+        told.unmodelled.append(f"{told.spelt('cp_comm')} {words}, estimated as p2p")
         return ContextComm.RING
     return ways.get(next(iter(said), ""), ContextComm.RING)
 

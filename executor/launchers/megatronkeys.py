@@ -47,7 +47,14 @@ PARALLEL: Final = (
     _key("expert-model-parallel-size", "ep", usual=1, bridge="model.expert_model_parallel_size"),
     _key("expert-tensor-parallel-size", "expert_tp", bridge="model.expert_tensor_parallel_size"),
     _key("sequence-parallel", "sequence_parallel", SWITCH, False, "model.sequence_parallel"),
-    _key("cp-comm-type", "cp_comm", WORDS, ("p2p",), "model.cp_comm_type"),
+    _key(
+        "cp-comm-type",
+        "cp_comm",
+        WORDS,
+        ("p2p",),
+        "model.cp_comm_type",
+        choices=("p2p", "all_gather", "a2a", "a2a+p2p"),
+    ),
     _key("use-tp-pp-dp-mapping", "stages_between", SWITCH, False, "dist.use_tp_pp_dp_mapping"),
     _key(
         "num-virtual-stages-per-pipeline-rank",

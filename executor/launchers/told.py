@@ -122,17 +122,20 @@ def read_value(key: Key, values: list[str]) -> Any:
     if key.kind in (Kind.SWITCH, Kind.OFF):
         return _switch(key, values)
     if key.kind is Kind.WORDS:
-        return tuple(values)
+        odd = [value for value in values if key.choices and value not in key.choices]
+        return _no_choice(key, odd[0]) if odd else tuple(values)
     if len(values) != 1:
         count = "nothing" if not values else f"{len(values)} words"
         return Problem(where="", message=f"{key.name} has {count}", expected="one value")
     value = values[0]
     if key.kind is Kind.TEXT:
-        if key.choices and value not in key.choices:
-            message, expected = f"{key.name} is {value!r}", f"one of {', '.join(key.choices)}"
-            return Problem(where="", message=message, expected=expected)
-        return value
+        return _no_choice(key, value) if key.choices and value not in key.choices else value
     return _number(key, value)
+
+
+def _no_choice(key: Key, value: str) -> Problem:
+    expected = f"one of {', '.join(key.choices)}"
+    return Problem(where="", message=f"{key.name} is {value!r}", expected=expected)
 
 
 def _switch(key: Key, values: list[str]) -> Any:

@@ -49,7 +49,7 @@ def measure_links(
     """The profile of a cluster's links, None on a node without rank 0, which has it. Raises
     ``InputError`` or ``JobError``, and ``KeyboardInterrupt`` where it was stopped.
     """
-    from executor.launch import check_port, run_ranks  # noqa: PLC0415 - torch
+    from executor.launch import check_meeting, run_ranks  # noqa: PLC0415 - torch
     from executor.profiler.linksession import (  # noqa: PLC0415 - torch
         METHOD,
         figures_of,
@@ -60,7 +60,7 @@ def measure_links(
     kind = device_kind(flags["device"])
     own, nodes = _where(cluster, kind, flags)
     _check_devices(kind, nodes)
-    check_port(nodes)
+    check_meeting(nodes)
     facts = _facts(own, kind, method=METHOD, date=flags["date"])
     session = _session(own, facts, kind, output, flags)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

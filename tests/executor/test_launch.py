@@ -290,6 +290,21 @@ def test_a_port_in_use_is_told(folder):
     assert "ranks cannot meet" in done.stderr
 
 
+def test_nodes_without_a_place_to_meet_are_told(folder):
+    done = parplan("launch", "plan.yaml", "--steps", 1, "--out", "apart", "--nnodes", 2, cwd=folder)
+    assert done.returncode == 2
+    assert "--rdzv-endpoint: is missing for 2 nodes; expected HOST:PORT" in done.stderr
+    assert not (folder / "apart").exists()
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/within"])
+def test_an_output_folder_that_cannot_be_made_is_told(folder, place):
+    (folder / "taken").write_text("a file")
+    done = parplan("launch", "plan.yaml", "--steps", 1, "--out", place, cwd=folder)
+    assert done.returncode == 2
+    assert f"--out: {place}/logs: cannot be made" in done.stderr
+
+
 def test_a_rank_that_dies_ends_the_job_with_its_name(folder):
     command = [
         sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", "100000", "--out",

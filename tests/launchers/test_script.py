@@ -115,6 +115,7 @@ def test_several_launch_lines_are_named_and_one_is_picked(tmp_path):
         ),
         ("--tensor-model-parallel-size --micro-batch-size 1", "has nothing"),
         ("--recompute-granularity ful --micro-batch-size 1", "did you mean full?"),
+        ("--cp-comm-type allgather --micro-batch-size 1", "did you mean all_gather?"),
         (
             "--micro-batch-size 1 --global-batch-size 'unterminated",
             "a quote begins here and does not end",

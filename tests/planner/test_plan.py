@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from plansamples import RECOMPUTES, sample_inputs, sample_layout, sample_plan
 
-from costmodel.layout import Axis, Mesh
+from costmodel.layout import Axis, ContextComm, Mesh
 from planner import diff_plans, load_inputs, plan_of
 from planner.plan import layer_ranges, layout_choices, stage_layers
 from planner.plandocument import compact_ranks
@@ -44,6 +44,25 @@ def test_the_difference_names_every_decision_that_another_plan_takes():
         "sequence_parallel: True -> False",
         "stage_layers: embedding,0-6 | 7-11,head -> embedding,0-5 | 6-11,head",
     ]
+
+
+def test_how_keys_and_values_travel_is_a_decision():
+    own = sample_layout()
+    gathered = replace(
+        own,
+        chunks=tuple(
+            replace(
+                chunk,
+                spans=tuple(
+                    replace(span, strategy=replace(span.strategy, cp_comm=ContextComm.GATHER))
+                    for span in chunk.spans
+                ),
+            )
+            for chunk in own.chunks
+        ),
+    )
+    found = diff_plans(sample_plan(), sample_plan(layout=gathered))
+    assert [str(each) for each in found] == ["cp_comm: ring -> gather"]
 
 
 def test_what_layers_decide_differently_is_said_by_layer():
