@@ -127,10 +127,10 @@ def predicted(model: ModelSpec, asked: Asked, profile: Path) -> Plan:
     inputs = Inputs(
         model=model,
         cluster=cluster,
-        training=as_executed(asked.training, layout),
+        training=asked.training,
         calibration=load_calibration(None, cluster)[0],
     )
-    return plan_of(with_profiles(inputs, [str(profile)]), layout)
+    return plan_of(with_profiles(as_executed(inputs, layout), [str(profile)]), layout)
 
 
 def session_of(model: ModelSpec, journal: Path | None, rounds: int) -> Session:

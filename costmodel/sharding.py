@@ -165,10 +165,14 @@ def _part(
         whole = gradient
     if training.fsdp2 and training.param_bytes < FP32:
         whole += weight  # as the backward pass makes them
+    weights = resident.parameters
+    replicated = zero == 0 and shards * replicas.across.size > 1
+    if training.fsdp2 and training.param_bytes >= FP32 and replicated:
+        weights += weight  # FSDP2 copies what it replicates
     divides = shards > 1 or training.fsdp2
     return StateCost(
         owned=resident.owned,
-        parameter_bytes=resident.parameters,
+        parameter_bytes=weights,
         gradient_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,
         working_bytes=working + whole if divides else 0,

@@ -24,7 +24,7 @@ from executor.planned import planned_traffic
 from executor.shortened import short_jobs, whole
 from executor.traffic import Traffic, TrafficLog
 from executor.trainer import Trainer
-from planner.native import as_executed, without_dropout
+from planner.native import as_executed
 from profiles.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -157,11 +157,7 @@ def _account(plan: Plan, stage: int) -> dict[str, int]:
     from costmodel.estimate import LayoutCost  # noqa: PLC0415 - imports numpy, slowly
     from costmodel.stagecost import held_bytes  # noqa: PLC0415 - as above
 
-    own = replace(
-        plan.inputs,
-        model=without_dropout(plan.inputs.model),
-        training=as_executed(plan.inputs.training, plan.layout),
-    )
+    own = as_executed(plan.inputs, plan.layout)
     cost = LayoutCost(own.context, plan.layout)
     memory = cost.memory[stage]
     held = held_bytes(own.context, plan.layout, cost.stages)[stage]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from costmodel.layout import Layout, Mesh, Strategy
+    from planner.inputs import Inputs
     from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
@@ -29,7 +30,6 @@ __all__ = [
     "layout_problems",
     "model_problems",
     "training_problems",
-    "without_dropout",
 ]
 
 PRECISIONS: Final = (Precision.BF16, Precision.FP32)
@@ -74,24 +74,24 @@ def _layer_problems(layer: Layer) -> Iterator[str]:
         yield f"no native block with {layer.num_norms} norms"
 
 
-def as_executed(training: TrainingSpec, layout: Layout) -> TrainingSpec:
-    """The training run with the kernels and the states of the native executor: PyTorch's norms and
-    attention are one kernel each, its rotary embedding and gated activation several; the loss is
-    PyTorch's on one rank, in place over the parts of several.
+def as_executed(inputs: Inputs, layout: Layout) -> Inputs:
+    """The inputs with the kernels and the states of the native executor: PyTorch's attention is one
+    kernel, and its norms on GPUs; its rotary embedding and gated activation are several; the loss
+    is PyTorch's on one rank, in place over the parts of several. No layer drops anything.
     """
-    return replace(
-        training,
+    training = replace(
+        inputs.training,
         fused_kernels=False,
-        fused_norms=True,
+        fused_norms=inputs.cluster.slowest_device.name != "cpu",
         loss=LossKernel.SHARDED if layout.ends[1].tp == 1 else LossKernel.FUSED,
         keeps_gathered=False,
         reduces_in_fp32=False,
         fsdp2=True,
     )
+    return replace(inputs, model=_without_dropout(inputs.model), training=training)
 
 
-def without_dropout(model: ModelSpec) -> ModelSpec:
-    """The model as native layers are: none of them drops anything."""
+def _without_dropout(model: ModelSpec) -> ModelSpec:
     return replace(
         model,
         runs=tuple(

@@ -11,6 +11,7 @@ from cases import LLAMA, Case, own_rows, training_of
 from click.testing import CliRunner
 from drycases import DRY_CASES, PAGE, row
 from ranks import run_ranks
+from test_launch import CONFIG
 
 from cli import main
 from executor.dry_run import TOLERANCES, DryRun, dry_run, run_short
@@ -21,7 +22,7 @@ from executor.precision import Numbers
 from executor.shortened import Short, short_jobs, whole
 from executor.traffic import TrafficLog
 from executor.trainer import Trainer
-from planner import load_plan, save_plan
+from planner import ManualLayout, layout_from_degrees, load_inputs, load_plan, plan_of, save_plan
 from profiles.errors import InputError
 from profiles.model import LayerRun
 
@@ -35,6 +36,16 @@ def test_the_estimate_is_what_a_rank_needs(case):
     states = ("parameters", "gradients", "optimizer")
     assert case.ep > 1 or not any(found.difference(kind) for kind in states)
     assert row(case, found) in PAGE.read_text(encoding="utf-8"), "run tests/executor/drycases.py"
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_fp32_on_cpus_is_within_the_tolerances_as_well(tmp_path, zero):
+    (tmp_path / "model.json").write_text(json.dumps(CONFIG))
+    overrides = {"global_batch": 8, "seq_len": 64, "precision": "fp32"}
+    inputs = load_inputs(str(tmp_path / "model.json"), "2xcpu", overrides=overrides)
+    layout = layout_from_degrees(inputs, ManualLayout(dp=2, zero=zero, micro_batch=2))
+    found = dry_run(plan_of(inputs, layout), "plan", rank=0)
+    assert found.passes, found.document()
 
 
 def step(case, rank):
