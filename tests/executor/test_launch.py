@@ -130,7 +130,7 @@ def test_experts_and_split_sequences_are_planned_and_run(folder):
             for name in ("ran", "planned")
         )
         assert kinds == planned_kinds
-        assert {("all-gather", "cp"), ("all-to-all", "ep")} <= {each[:2] for each in kinds}
+        assert {("send", "cp"), ("all-to-all", "ep")} <= {each[:2] for each in kinds}
 
 
 @pytest.mark.usefixtures("run")
