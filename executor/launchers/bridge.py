@@ -100,6 +100,8 @@ def write(job: Job, *, version: str) -> dict[str, str]:
     """The files of a job."""
     facts = say(job)
     training = job.inputs.training
+    if "cp_comm" in facts:  # a list has one word for each layer
+        (facts["cp_comm"],) = facts["cp_comm"]
     facts["mixed"] = RECIPES.get(training.precision)
     facts["reduce_fp32"] = training.grad_dtype is GradDtype.FP32
     lines = []

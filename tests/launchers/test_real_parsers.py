@@ -80,8 +80,8 @@ def megatron_config(flags):
 def value_of(words, name):
     if not words:
         return True
-    if name in ("recompute_modules", "cp_comm_type"):
-        return words
+    if name == "recompute_modules" or (name == "cp_comm_type" and len(words) > 1):
+        return words  # one word of cp_comm_type is that of all layers
     if name == "moe_layer_freq":
         return eval(words[0]) if "[" in words[0] else int(words[0])  # noqa: S307 - our own text
     return (
