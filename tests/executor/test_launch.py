@@ -44,18 +44,22 @@ def parplan(*arguments, cwd, **how):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small model, and a plan of it for two ranks with two stages."""
-    place = tmp_path_factory.mktemp("launch")
+def plan_of_two(place, degree):
+    """The folder, with a small model and a plan of it in which a degree is 2."""
     (place / "model.json").write_text(json.dumps(CONFIG))
     done = parplan(
         "estimate", "--model", "model.json", "--cluster", "2xcpu", "--global-batch", 4,
-        "--seq-len", 32, "--precision", "fp32", "--pp", 2, "--format", "yaml", cwd=place,
+        "--seq-len", 32, "--precision", "fp32", degree, 2, "--format", "yaml", cwd=place,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (place / "plan.yaml").write_text(done.stdout)
     return place
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model, and a plan of it for two ranks with two stages."""
+    return plan_of_two(tmp_path_factory.mktemp("launch"), "--pp")
 
 
 def left_running(marker):

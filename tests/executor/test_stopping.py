@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_launch import CONFIG, LIMIT_S, ROOT, left_running, parplan
+from test_launch import LIMIT_S, ROOT, left_running, parplan, plan_of_two
 
 from executor.outfolder import LOCK, check_free, claim
 from profiles.errors import ExitCode, InputError
@@ -22,15 +22,7 @@ LONG = 100_000  # steps
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A small model, and a plan of it for two ranks."""
-    place = tmp_path_factory.mktemp("stopping")
-    (place / "model.json").write_text(json.dumps(CONFIG))
-    done = parplan(
-        "estimate", "--model", "model.json", "--cluster", "2xcpu", "--global-batch", 4,
-        "--seq-len", 32, "--precision", "fp32", "--dp", 2, "--format", "yaml", cwd=place,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (place / "plan.yaml").write_text(done.stdout)
-    return place
+    return plan_of_two(tmp_path_factory.mktemp("stopping"), "--dp")
 
 
 @pytest.fixture(scope="module")
