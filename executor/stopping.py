@@ -5,7 +5,6 @@ work, with a checkpoint.
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Final
 
 from profiles.errors import ExitCode, ParplanError
@@ -33,18 +32,15 @@ class StopRequest:
     def __init__(self) -> None:
         """Listen to SIGTERM."""
         self.is_made = False
-        self._longest_s, self._began_s = 0.0, time.monotonic()  # of a step so far; of this one
         signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if not self.is_made:
             self.is_made = True
-            signal.alarm(max(STUCK_S, round(2 * self._longest_s)))
+            signal.alarm(STUCK_S)
 
     def step_done(self, *, stops: bool) -> None:
         """All ranks have ended a step; where it is the last, there is time to save."""
-        now = time.monotonic()
-        self._longest_s, self._began_s = max(self._longest_s, now - self._began_s), now
         if stops:
             self.is_made = True  # no alarm any more
             signal.alarm(0)
