@@ -617,9 +617,17 @@ _measuring: Final = _all(
     click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m."),
     click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all."),
     click.option("--date", metavar="TEXT", help="To be written into the profile."),
-    click.option("-o", "--output", metavar="FILE", required=True, help="The profile YAML."),
+    click.option("-o", "--output", metavar="FILE", help="The profile YAML."),
     _force_option,
 )
+
+
+def _new_profile(output: str | None, *, force: bool) -> str:
+    """The file that a profile is to be written to, before anything is measured."""
+    if output is None:
+        raise InputError(Problem(where="--output", message="is missing", hint="-o FILE"))
+    profiles.refuse_to_overwrite(output, force=force)
+    return output
 
 
 def _save_measured(text: str, output: str, *, force: bool) -> None:
@@ -645,16 +653,23 @@ def _save_measured(text: str, output: str, *, force: bool) -> None:
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
 @click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
 @click.option("--wrapping/--no-wrapping", default=True, help="What FSDP adds to them as well.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Only say how long it takes and how much memory, here or on the device that --as names.",
+)  # fmt: skip
 @_measuring
 @click.pass_context
-def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any) -> None:
+def profile_layers(ctx: click.Context, /, model: str, output: str | None, **flags: Any) -> None:
     """Measure each distinct layer of MODEL on this machine, one shard at a time on one device.
 
     What is measured is noted in FILE.journal, from which a session that was stopped goes on.
     """
-    from executor.profiler.measuring import measure_layers  # noqa: PLC0415
+    from executor.profiler.measuring import foresee_layers, measure_layers  # noqa: PLC0415
 
-    profiles.refuse_to_overwrite(output, force=flags["force"])
+    if flags["dry_run"]:
+        _print(reports.outlook_report(foresee_layers(model, flags)))
+        return
+    output = _new_profile(output, force=flags["force"])
     with reports.until_interrupt() as should_stop, reports.profile_progress() as tell:
         text, notes = measure_layers(model, output, flags, should_stop=should_stop, tell=tell)
     _tell(*notes)
@@ -677,7 +692,7 @@ def profile_layers(ctx: click.Context, /, model: str, output: str, **flags: Any)
 @click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
 @click.option("--largest", type=Bytes(), default="1G", show_default=True, help="Message, as 64M.")
 @_measuring
-def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
+def profile_links(cluster: str | None, output: str | None, **flags: Any) -> None:
     """Measure collectives between the devices of CLUSTER, or of this machine, under torchrun.
 
     On several nodes, give the same command on each; the file is written where rank 0 is. What is
@@ -685,7 +700,7 @@ def profile_links(cluster: str | None, output: str, **flags: Any) -> None:
     """
     from executor.profiler.linkmeasuring import measure_links  # noqa: PLC0415
 
-    profiles.refuse_to_overwrite(output, force=flags["force"])
+    output = _new_profile(output, force=flags["force"])
     with reports.profile_progress() as tell:
         found = measure_links(cluster, output, flags, tell=tell)
     if found is None:

@@ -26,7 +26,8 @@ from executor.job import Recipe
 from executor.profiler.held import Held
 from executor.profiler.points import Request
 from executor.profiler.probe import pretended_group
-from executor.profiler.session import Session, SessionPlan
+from executor.profiler.session import Session
+from executor.profiler.tasks import SessionPlan
 from executor.trainer import Trainer
 from planner.inputs import Inputs
 from planner.native import as_executed

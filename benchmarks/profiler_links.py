@@ -29,7 +29,8 @@ from executor.launch import Nodes, run_ranks
 from executor.profiler.linkpoints import link_points
 from executor.profiler.linksession import METHOD, LinkSession, figures_of, measured_links
 from executor.profiler.points import Request
-from executor.profiler.session import Session, SessionPlan
+from executor.profiler.session import Session
+from executor.profiler.tasks import SessionPlan
 from executor.profiler.timing import undisturbed
 from executor.rank import run_rank
 from executor.trainer import Trainer

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reports.html import comparison_page, plan_page, require_pages
     from reports.launchers import check_report
     from reports.links import links_report
+    from reports.outlook import outlook_report
     from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_progress, sweep_report
@@ -64,6 +65,7 @@ __all__ = [
     "facts_report",
     "json_text",
     "links_report",
+    "outlook_report",
     "plan_answer",
     "plan_page",
     "plan_report",
@@ -104,6 +106,7 @@ _MODULES: Final = {
     "print_report": "terminal",
     "require_pages": "html",
     "links_report": "links",
+    "outlook_report": "outlook",
     "profile_progress": "terminal",
     "progress_on_stderr": "terminal",
     "dry_run_report": "dryrun",

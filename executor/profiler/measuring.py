@@ -14,7 +14,9 @@ from profiles.measuredfile import profile_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["device_kind", "device_name", "measure_layers"]
+    from executor.profiler.tasks import SessionPlan
+
+__all__ = ["device_kind", "device_name", "foresee_layers", "measure_layers"]
 
 HEADER: Final = "# Made by parplan profile layers.\n"
 
@@ -29,11 +31,47 @@ def measure_layers(
 ) -> tuple[str, list[str]]:
     """The profile of a model's layers, and notes on what is not in it. Raises ``InputError``."""
     from executor.profiler.device import open_device  # noqa: PLC0415
-    from executor.profiler.points import Request  # noqa: PLC0415
-    from executor.profiler.session import Session, SessionPlan  # noqa: PLC0415 - torch
+    from executor.profiler.session import Session  # noqa: PLC0415 - torch
 
     kind = device_kind(flags["device"])
     open_device(kind)  # before it is asked for its name
+    session = Session(_plan(model, kind, flags), Path(f"{output}.journal"))
+    session.run(tell=tell, should_stop=should_stop)
+    profile = session.profile(Path(output).stem)
+    doubtful = sum(own.doubtful for own in profile.layer_times)
+    doubtful += sum(own.doubtful for own in profile.layer_wrapping)
+    doubtful += sum(own.doubtful for own in profile.operator_times)
+    notes = list(session.notes)
+    if doubtful:
+        notes.append(f"{doubtful} points are doubtful: is something else running on the device?")
+    notes += [
+        f"does not fit: {own.layer}, tp {own.tp}, micro-batch {own.batch} x {own.seq_len[0]}"
+        for own in profile.no_room
+    ]
+    return HEADER + profile_text(profile), notes
+
+
+def foresee_layers(model: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What measuring them would take, on the device that ``--as`` names, which need not be there,
+    or on this machine's. Raises ``InputError``.
+    """
+    from executor.profiler.device import open_device  # noqa: PLC0415
+    from executor.profiler.outlook import outlook_of  # noqa: PLC0415 - torch
+
+    name, kind = flags["device_name"], flags["device"]
+    if name is None:
+        kind = device_kind(kind)
+        open_device(kind)
+    elif kind == "auto":
+        kind = "cpu" if device_name(name, kind) == "cpu" else "cuda"
+    return outlook_of(_plan(model, kind, flags)).document()
+
+
+def _plan(model: str, kind: str, flags: Mapping[str, Any]) -> SessionPlan:
+    """The session that the flags ask for."""
+    from executor.profiler.points import Request  # noqa: PLC0415
+    from executor.profiler.tasks import SessionPlan  # noqa: PLC0415 - torch
+
     precision = flags["precision"] or ("fp32" if kind == "cpu" else None)
     training = load_training(
         None,
@@ -51,7 +89,7 @@ def measure_layers(
         batches=flags["micro_batch"],
         seq_lens=flags["seq_len"],
     )
-    plan = SessionPlan(
+    return SessionPlan(
         request=request,
         device=kind,
         device_name=device_name(flags["device_name"], kind),
@@ -62,20 +100,6 @@ def measure_layers(
         wrapping=flags["wrapping"],
         date=flags["date"],
     )
-    session = Session(plan, Path(f"{output}.journal"))
-    session.run(tell=tell, should_stop=should_stop)
-    profile = session.profile(Path(output).stem)
-    doubtful = sum(own.doubtful for own in profile.layer_times)
-    doubtful += sum(own.doubtful for own in profile.layer_wrapping)
-    doubtful += sum(own.doubtful for own in profile.operator_times)
-    notes = list(session.notes)
-    if doubtful:
-        notes.append(f"{doubtful} points are doubtful: is something else running on the device?")
-    notes += [
-        f"does not fit: {own.layer}, tp {own.tp}, micro-batch {own.batch} x {own.seq_len[0]}"
-        for own in profile.no_room
-    ]
-    return HEADER + profile_text(profile), notes
 
 
 def device_kind(asked: str) -> str:

@@ -101,10 +101,12 @@ def layer_points(request: Request) -> tuple[list[Point], list[str]]:
     """The points in the order in which they are measured, and why others are left out. Raises
     ``InputError`` where the executor has no such layers, or no point is left.
     """
-    problems = [
-        *model_problems(request.model, request.training),
-        *training_problems(request.training),
-    ]
+    problems = dict.fromkeys(
+        (
+            *model_problems(request.model, request.training),
+            *training_problems(request.training),
+        )
+    )
     if problems:
         where = request.model.name
         raise InputError([Problem(where=where, message=f"no native layer: {p}") for p in problems])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from executor.profiler.points import Point
     from profiles.training import TrainingSpec
 
-__all__ = ["Probe", "pretended_group", "pretended_tensors"]
+__all__ = ["Probe", "num_copies", "pretended_group", "pretended_tensors"]
 
 CACHES: Final = 64 * 2**20  # bytes; what equal layers must exceed together
 MOST_COPIES: Final = 8
@@ -84,7 +84,7 @@ class Probe:
         """
         layer = layer_labels(model)[point.layer]
         strategy = strategy or Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel)
-        self.copies = copies or _copies(model, layer, strategy, training)
+        self.copies = copies or num_copies(model, layer, strategy, training)
         own, first = _around(model, layer, self.copies)
         chunk = Chunk(0, 0, (LayerSpan(first, first + self.copies, strategy),))
         mesh = Mesh(tp=strategy.tp, dp=strategy.dp)
@@ -161,8 +161,10 @@ def _pretend(chain: nn.Module, device: torch.device) -> None:
             part.register_parameter(name, done[whole])
 
 
-def _copies(model: ModelSpec, layer: object, strategy: Strategy, training: TrainingSpec) -> int:
-    """Enough to exceed caches with weights and gradients, at most those that the model has."""
+def num_copies(model: ModelSpec, layer: object, strategy: Strategy, training: TrainingSpec) -> int:
+    """Copies of a layer: enough to exceed caches with weights and gradients, at most those that
+    the model has.
+    """
     if not isinstance(layer, Block):
         return 1
     there = sum(run.count for run in model.runs if run.layer == layer)

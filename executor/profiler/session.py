@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,16 +24,11 @@ from executor.profiler.layertimes import (
     layer_samples,
     wrapping_samples,
 )
-from executor.profiler.memory import RECOMPUTES, held_bytes
-from executor.profiler.operatortimes import OperatorPoint, operator_points, operator_samples
-from executor.profiler.points import (
-    Point,
-    WrappingPoint,
-    layer_points,
-    model_facts,
-    wrapping_points,
-)
+from executor.profiler.memory import held_bytes
+from executor.profiler.operatortimes import OperatorPoint, operator_samples
+from executor.profiler.points import Point, WrappingPoint, model_facts
 from executor.profiler.probe import pretended_group
+from executor.profiler.tasks import HeldPoint, Task, tasks_of
 from executor.profiler.timing import METHOD, Figure, figure_of, merged
 from profiles.fingerprint import fingerprint
 from profiles.measured import (
@@ -49,51 +44,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from costmodel.layout import Recompute
-    from executor.profiler.points import Request
+    from executor.profiler.tasks import SessionPlan
     from profiles.measured import DeviceFacts
 
-__all__ = ["Session", "SessionPlan"]
+__all__ = ["Session"]
 
-ROUNDS: Final = 2
 ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2}
 STREAMS: Final = 3  # two tensors are read, one is written
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPlan:
-    """What a session measures, on what, for how long. ``device_name``: what clusters call it."""
-
-    request: Request
-    device: str
-    device_name: str
-    budget_s: float | None = None
-    rounds: int = ROUNDS
-    operators: bool = True
-    memory: bool = True
-    wrapping: bool = True
-    date: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPoint:
-    """The memory of a layer's point, by what it recomputes."""
-
-    point: Point
-    recompute: Recompute
-
-    def __str__(self) -> str:
-        return f"memory of {self.point}, recompute {self.recompute}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    point: Point | OperatorPoint | HeldPoint | WrappingPoint
-    round: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.round}: {self.point}"
 
 
 class Session:
@@ -102,17 +59,9 @@ class Session:
     def __init__(self, plan: SessionPlan, journal: Path | None = None) -> None:
         """Open the device. Raises ``InputError`` where it, or the request, is not possible."""
         self.plan = plan
-        points, self.notes = layer_points(plan.request)
+        self.tasks, self.notes = tasks_of(plan)
         self.device = open_device(plan.device)
         self.facts = device_facts(self.device, plan.device_name, method=METHOD, date=plan.date)
-        operators = operator_points(self.device.type) if plan.operators else []
-        rounds = range(plan.rounds)
-        wrapping = wrapping_points(points) if plan.wrapping else []
-        order: list[Point | OperatorPoint | WrappingPoint] = [*points, *wrapping, *operators]
-        self.tasks = [_Task(point, number) for number in rounds for point in order]
-        if plan.memory:
-            held = [_Task(each, 0) for each in held_points(points, plan.request)]
-            self.tasks[len(order) : len(order)] = held
         self.precision = plan.request.training.precision.value
         self.journal = Journal(journal, self._header())
 
@@ -149,7 +98,7 @@ class Session:
             tell(len(self.tasks) - len(todo) + number, len(self.tasks), str(task.point))
             self._measure(task)
 
-    def _measure(self, task: _Task) -> None:
+    def _measure(self, task: Task) -> None:
         try:
             if isinstance(task.point, Point):
                 self._measure_layer(task)
@@ -167,7 +116,7 @@ class Session:
         finally:
             _give_back(self.device)
 
-    def _measure_layer(self, task: _Task) -> None:
+    def _measure_layer(self, task: Task) -> None:
         point, request = task.point, self.plan.request
         assert isinstance(point, Point)
         with pretended_group(point.tp):
@@ -222,7 +171,7 @@ class Session:
 
     def _keys(self, point: Point | OperatorPoint | HeldPoint | WrappingPoint) -> list[str]:
         """A point's tasks in the journal."""
-        return [_Task(point, number).key for number in range(self.plan.rounds)]
+        return [Task(point, number).key for number in range(self.plan.rounds)]
 
     def _wrappings(self) -> Iterator[LayerWrapping]:
         """What wrappers add, where a layer was measured both alone and wrapped."""
@@ -294,19 +243,6 @@ class Session:
 def _told(value: float, digits: int = 5) -> float:
     """With the digits that a measurement has."""
     return float(f"{value:.{digits}g}")
-
-
-def held_points(points: list[Point], request: Request) -> list[HeldPoint]:
-    """Of each layer and shard the least micro-batch, since bytes grow with it in proportion, and
-    what a block may recompute.
-    """
-    least = min(request.batches)
-    return [
-        HeldPoint(point, recompute)
-        for point in points
-        if point.batch == least
-        for recompute in (RECOMPUTES if point.layer.startswith("block") else RECOMPUTES[:1])
-    ]
 
 
 def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFacts:

@@ -10,6 +10,7 @@ disturbed samples, or its spread is above a quarter.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["METHOD", "WIDE", "Figure", "Sample", "figure_of", "merged", "sampled", "undisturbed"]
+__all__ = [
+    "METHOD",
+    "WIDE",
+    "Figure",
+    "Sample",
+    "figure_of",
+    "merged",
+    "sampled",
+    "sampling_s",
+    "undisturbed",
+]
 
 WARM_UP: Final = 2
 FEWEST: Final = 5  # samples
@@ -125,6 +136,14 @@ def sampled(work: Callable[[Clock], None], device: torch.device) -> list[Sample]
         samples.append(Sample(seconds, on_cpu and off_s > OFF_CPU * wall_s + TICK_S))
         if _enough(samples, time.perf_counter() - started_s):
             return samples
+
+
+def sampling_s(sample_s: float) -> float:
+    """Seconds that ``sampled`` takes for work of ``sample_s`` that nothing disturbs."""
+    if sample_s > LONG_S:
+        return (1 + UNDISTURBED) * sample_s
+    count = min(MOST, max(FEWEST, math.ceil(ENOUGH_S / max(sample_s, NANO))))
+    return (WARM_UP + count) * sample_s
 
 
 def _enough(samples: list[Sample], spent_s: float) -> bool:

@@ -32,7 +32,7 @@ PAGES = {  # and their commands, at least
     "docs/how-to/share-a-report.md": 1,
     "docs/how-to/move-a-run-to-another-plan.md": 4,
     "docs/how-to/apply-a-plan-to-a-transformers-model.md": 1,
-    "docs/how-to/profile-your-machine.md": 5,
+    "docs/how-to/profile-your-machine.md": 6,
 }
 BLOCK = re.compile(r"```(console|json|yaml|text) ?([\w.-]*)\n(.*?)```", re.DOTALL)
 

@@ -15,7 +15,7 @@ from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKin
 from costmodel.placing import even_cut, placed_chunks
 from executor.job import Recipe
 from executor.profiler import session as sessions
-from executor.profiler import timing
+from executor.profiler import tasks, timing
 from executor.profiler.held import Held
 from executor.profiler.journal import NO_ROOM
 from executor.profiler.layertimes import (
@@ -31,7 +31,8 @@ from executor.profiler.memory import RECOMPUTES, held_bytes
 from executor.profiler.operatortimes import operator_points
 from executor.profiler.points import Point, Request, layer_labels, layer_points, model_facts
 from executor.profiler.probe import Probe, pretended_group
-from executor.profiler.session import Session, SessionPlan
+from executor.profiler.session import Session
+from executor.profiler.tasks import SessionPlan
 from executor.profiler.timing import Figure, Sample, figure_of, sampled, undisturbed
 from executor.trainer import Trainer
 from planner.inputs import Inputs
@@ -275,7 +276,7 @@ def test_what_a_wrapper_adds_counts_each_pass_or_once(zero, more, forward, backw
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_wrapping_is_measured_of_every_layer_and_stage(monkeypatch, tp):
-    monkeypatch.setattr(sessions, "layer_points", lambda _: ([point("block-0", tp)], []))
+    monkeypatch.setattr(tasks, "layer_points", lambda _: ([point("block-0", tp)], []))
     monkeypatch.setattr(sessions, "layer_samples", lambda *_: ([Sample({FORWARD: 1.0})] * 3, 7))
     own = session_of(wrapping=True)
     own.tasks = own.tasks[1:]  # the layer itself
