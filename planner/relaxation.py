@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["least_of_stage", "least_time", "most_held", "undominated_rooms"]
 
 INFINITE = float("inf")
+ROUNDING = 1e-6  # of a layer, so that a bound is not one layer too sharp
 
 
 def least_time(
@@ -54,8 +55,8 @@ def least_time(
         total += taken * marginal
         left -= taken
         if left <= 0:
-            return total
-    return None
+            break
+    return total  # what is left is rounding: the leanest layers have room for all
 
 
 def least_of_stage(
@@ -79,20 +80,27 @@ def most_held(
     """Whole layers that the stages can hold together if none may take more than ``limit_ns``;
     stops counting at ``enough``.
     """
-    most = int(limit_ns / options[0].time_ns)
     known: dict[tuple[float, float], int] = {}
+    slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
     held = 0
-    for each in rooms:
-        if each not in known:
-            count = most
-            while count and (least_time(count, [each], resident, options, count) or INFINITE) > (
-                limit_ns
-            ):
-                count -= 1
-            known[each] = count
-        held += known[each]
+    for flight, room in rooms:
+        if (flight, room) not in known:
+            known[flight, room] = int(_held_within(limit_ns, room, slopes[flight]) + ROUNDING)
+        held += known[flight, room]
         if held >= enough:
             break
+    return held
+
+
+def _held_within(limit_ns: float, room: float, slopes: list[tuple[float, float]]) -> float:
+    """Fractional layers of one stage with ``room`` bytes whose least time is ``limit_ns``."""
+    left, held = max(0.0, limit_ns), 0.0
+    for marginal, size in slopes:
+        reach = max(0.0, room / size)
+        if left < (reach - held) * marginal:
+            return held + left / marginal
+        left -= (reach - held) * marginal
+        held = reach
     return held
 
 
