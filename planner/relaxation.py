@@ -28,15 +28,17 @@ def least_time(
     flight, bytes), at most ``most`` layers on each; None if they do not fit.
     """
     fastest, leanest = options[0], options[-1]  # by rising time and falling memory
-    fast_room = lean_room = 0.0
+    if min(room for _, room in rooms) < 0:
+        return None
+    held = 0.0
     for flight, room in rooms:
-        if room < 0:
-            return None
-        fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
-        lean_room += min(most, room / (resident + leanest.saved_bytes * flight))
-    if fast_room >= count:
-        return count * fastest.time_ns
-    if lean_room < count:
+        held += min(most, room / (resident + fastest.saved_bytes * flight))
+        if held >= count:
+            return count * fastest.time_ns
+    held = 0.0
+    for flight, room in rooms:
+        held += min(most, room / (resident + leanest.saved_bytes * flight))
+    if held < count:
         return None
     segments: list[tuple[float, float]] = []
     slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
@@ -48,14 +50,21 @@ def least_time(
             held = reach
             if held >= most:
                 break
+    return _filled(count, sorted(segments))
+
+
+def _filled(count: int, segments: list[tuple[float, float]]) -> float:
+    """Time of ``count`` layers that take the (time of a layer, layers) of ``segments`` in turn,
+    which have room for them but for rounding.
+    """
     left, total = float(count), 0.0
-    for marginal, width in sorted(segments):
+    for marginal, width in segments:
         taken = min(left, width)
         total += taken * marginal
         left -= taken
         if left <= 0:
-            return total
-    return None
+            break
+    return total
 
 
 def least_of_stage(
@@ -81,19 +90,38 @@ def most_held(
     """
     most = int(limit_ns / options[0].time_ns)
     known: dict[tuple[float, float], int] = {}
+    slopes: dict[float, list[tuple[float, float]]] = {}
     held = 0
     for each in rooms:
         if each not in known:
-            count = most
-            while count and (least_time(count, [each], resident, options, count) or INFINITE) > (
-                limit_ns
-            ):
-                count -= 1
-            known[each] = count
+            flight, room = each
+            if flight not in slopes:
+                slopes[flight] = _slopes(flight, resident, options)
+            known[each] = _most_alone(room, slopes[flight], limit_ns, most) if room >= 0 else 0
         held += known[each]
         if held >= enough:
             break
     return held
+
+
+def _most_alone(
+    room: float, slopes: list[tuple[float, float]], limit_ns: float, most: int
+) -> int:
+    """Whole layers, ``most`` at most, that one stage holds within ``limit_ns``."""
+    segments, reached, left_ns = [], 0.0, limit_ns
+    for slope, size in slopes:
+        width = room / size - reached
+        segments.append((slope, width))
+        if width * slope > left_ns:
+            reached += left_ns / slope
+            break
+        reached += width
+        left_ns -= width * slope
+    # one more than was found, which rounding may have hidden
+    count = min(most, int(reached) + 1, int(room / slopes[-1][1]))
+    while count and _filled(count, segments) > limit_ns:
+        count -= 1
+    return count
 
 
 def undominated_rooms(rooms: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -113,9 +141,9 @@ def _slopes(flight: float, resident: float, options: list[Option]) -> list[tuple
     times = [option.time_ns for option in options]
     now, found = 0, [(times[0], sizes[0])]
     while now < len(options) - 1:
-        slope, chosen = INFINITE, now
+        slope, chosen, time, size = INFINITE, now, times[now], sizes[now]
         for k in range(now + 1, len(options)):
-            own = (times[k] * sizes[now] - times[now] * sizes[k]) / (sizes[now] - sizes[k])
+            own = (times[k] * size - time * sizes[k]) / (size - sizes[k])
             if own < slope:
                 slope, chosen = own, k
         found.append((slope, sizes[chosen]))
