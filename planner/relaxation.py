@@ -104,9 +104,7 @@ def most_held(
     return held
 
 
-def _most_alone(
-    room: float, slopes: list[tuple[float, float]], limit_ns: float, most: int
-) -> int:
+def _most_alone(room: float, slopes: list[tuple[float, float]], limit_ns: float, most: int) -> int:
     """Whole layers, ``most`` at most, that one stage holds within ``limit_ns``."""
     segments, reached, left_ns = [], 0.0, limit_ns
     for slope, size in slopes:
