@@ -22,7 +22,7 @@ from planner.pathbound import PathBounds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.search import SearchRun
+    from planner.searchrun import SearchRun
 
 __all__ = ["close_gap"]
 

@@ -29,15 +29,17 @@ def least_time(
     flight, bytes), at most ``most`` layers on each; None if they do not fit.
     """
     fastest, leanest = options[0], options[-1]  # by rising time and falling memory
-    fast_room = lean_room = 0.0
+    if min(room for _, room in rooms) < 0:
+        return None
+    held = 0.0
     for flight, room in rooms:
-        if room < 0:
-            return None
-        fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
-        lean_room += min(most, room / (resident + leanest.saved_bytes * flight))
-    if fast_room >= count:
-        return count * fastest.time_ns
-    if lean_room < count:
+        held += min(most, room / (resident + fastest.saved_bytes * flight))
+        if held >= count:
+            return count * fastest.time_ns
+    held = 0.0
+    for flight, room in rooms:
+        held += min(most, room / (resident + leanest.saved_bytes * flight))
+    if held + ROUNDING < count:
         return None
     segments: list[tuple[float, float]] = []
     slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
@@ -121,9 +123,9 @@ def _slopes(flight: float, resident: float, options: list[Option]) -> list[tuple
     times = [option.time_ns for option in options]
     now, found = 0, [(times[0], sizes[0])]
     while now < len(options) - 1:
-        slope, chosen = INFINITE, now
+        slope, chosen, time, size = INFINITE, now, times[now], sizes[now]
         for k in range(now + 1, len(options)):
-            own = (times[k] * sizes[now] - times[now] * sizes[k]) / (sizes[now] - sizes[k])
+            own = (times[k] * size - time * sizes[k]) / (size - sizes[k])
             if own < slope:
                 slope, chosen = own, k
         found.append((slope, sizes[chosen]))
