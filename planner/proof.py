@@ -108,8 +108,7 @@ class _Bounding:
         run = self.run
         if problem.moves_blocks:
             return _least_sum_s(run, problem)
-        rest_s = run.bounds.of_fuller(problem.candidate)
-        least_s = max(bound_s, min(rest_s, self.paths.of(problem, run.bounds, run.best_s)))
+        least_s = max(bound_s, self.paths.of(problem, run.bounds, run.best_s))
         if least_s >= run.best_s:
             return least_s
         return max(least_s, _least_cut_s(run, problem, least_s))
