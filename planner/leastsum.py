@@ -1,4 +1,4 @@
-"""The least mean work of a device, over all cuts of a candidate that keep the closed form of memory.
+"""The least work of a candidate's devices together, over all cuts that keep the closed form of memory.
 
 Unequal blocks in several chunks do not stay where the cut puts them: chunks take as many blocks as
 the cut's stages hold, in the order of the model. So a stage's time is not that of its cut. What is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 from costmodel.simulate import PassTimes, send_seconds
 from planner.bounds import NEVER_S
 from planner.closed_form import CountingStages
-from planner.layouts import chunk_sizes
+from planner.layouts import growing_chunks
 from profiles.layers import Block
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PathStages:
         self.block, self.num_blocks = blocks[0], len(blocks)
         self.ends = len(problem.chain) - len(blocks)
         self.even = -(-len(blocks) // self.shape.stages)
-        self._known_sizes: dict[object, list[int]] = {}
+        self._known_held: dict[int, tuple[NDArray[Any], ...]] = {}
         self._known_again: dict[int, NDArray[np.float64]] = {}
         self._known_works: dict[int, NDArray[np.float64]] = {}
         self.num_kinds = len(set(blocks))
@@ -135,7 +135,8 @@ class PathStages:
             elif self.num_kinds > 1:
                 found = self.bounds.recomputing_s(candidate, count)
             else:
-                found = [self._again_of_s(stage, count) for stage in stages]
+                above = self._known_again.get(count + 1, np.ones(self.shape.stages))
+                found = [above[s] and self._again_of_s(s, count) for s in stages]
             self._known_again[count] = np.minimum(found, NEVER_S)
         return self._known_again[count]
 
@@ -174,24 +175,23 @@ class PathStages:
             least[-1] -= behind
         return np.maximum(least, 0)
 
-    def sizes(self, stage: int, count: int) -> list[int]:
-        """Blocks of each chunk of a stage that holds ``count``."""
+    def _sizes(self, most: int) -> NDArray[np.int64]:
+        """Blocks of each chunk of a stage by how many it holds, ``[stage, blocks, chunk]``."""
         if self.shape.chunks == 1:
-            return [count]
-        key = (stage if stage in (0, self.shape.stages - 1) else None, count)
-        if key not in self._known_sizes:
-            self._known_sizes[key] = chunk_sizes(self.problem, stage, [self.block] * count)
-        return self._known_sizes[key]
+            return np.broadcast_to(np.arange(most + 1)[:, None], (self.shape.stages, most + 1, 1))
+        times = [self.problem.time_ns[self.block][0]] * most
+        ends = {0, 1, self.shape.stages - 1}  # all that are not at an end are alike
+        known = {
+            stage: np.array(list(growing_chunks(self.problem.ends_ns(stage), times)))
+            for stage in ends
+        }
+        return np.array([known.get(stage, known[1]) for stage in range(self.shape.stages)])
 
-    def _held(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _held(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks of each chunk, ``[device, chunk]``, where stages hold ``counts``."""
-        held = np.zeros((self.shape.stages, self.num_chunks))
-        for stage, count in enumerate(counts):
-            own = self.sizes(stage, int(count))
-            held[stage, : len(own)] = own
-            if self.num_chunks > len(own):  # the other direction's copy
-                held[self.shape.stages - 1 - stage, len(own) :] = own
-        return held
+        own = self._sizes(int(counts.max()))[np.arange(self.shape.stages), counts]
+        # the other direction's copy is that of the opposite stage
+        return own if self.problem.schedule.copies == 1 else np.concatenate([own, own[::-1]], axis=1)
 
     def path(self, counts: NDArray[np.int64], through: int | None = None) -> CriticalPath:
         """The longest path where stages hold ``counts`` blocks; with passes of stage ``through``
@@ -251,20 +251,25 @@ class PathStages:
         by_chunk = (self.block_s[:, None, None] * path.passes).sum(axis=0)
         own = self.shape.chunks
         if self.num_chunks > own:  # a stage's chunks of the other direction
-            by_chunk = np.concatenate([by_chunk[:, :own], by_chunk[::-1, own:]], axis=1)
+            by_chunk = by_chunk[:, :own] + by_chunk[::-1, own:]
         backwards = (path.passes[BACKWARD] + path.passes[INPUT]).min(axis=1)
-        found = np.zeros((self.shape.stages, most + 1))
-        for count in range(most + 1):
-            again, works = self.again_s(count), self.works_s(count)
-            for stage in range(self.shape.stages):
-                if count < self.fewest[stage] or works[stage] >= self.limit_s:
-                    found[stage, count] = NEVER_S
-                    continue
-                sizes = self.sizes(stage, count)
-                passes = by_chunk[stage] @ (sizes * (self.num_chunks // len(sizes)))
-                found[stage, count] = passes + backwards[stage] * again[stage]
+        if most not in self._known_held:
+            self._known_held[most] = self._sizes(most), *self._again(most)
+        sizes, again, never = self._known_held[most]
+        found = np.einsum("sc,skc->sk", by_chunk, sizes) + backwards[:, None] * again
         found[path.last] += self.once_s * np.arange(most + 1)
+        found[never] = NEVER_S
         return found
+
+    def _again(self, most: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Seconds of recomputation up to ``most`` blocks, and where so many cannot be in the wanted
+        time, ``[stage, blocks]``.
+        """
+        counts = range(most, -1, -1)  # where many recompute nothing, fewer do not
+        works = np.array([self.works_s(count) for count in counts])[::-1].T
+        again = np.array([self.again_s(count) for count in counts])[::-1].T
+        never = (works >= self.limit_s) | (np.arange(most + 1) < self.fewest[:, None])
+        return again, never | (again >= NEVER_S)
 
 
 def least_cut(table: NDArray[np.float64], blocks: int) -> tuple[float, NDArray[np.int64]]:
