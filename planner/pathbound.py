@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodel.criticalpath import num_traced
 from planner.bounds import NEVER_S
 from planner.pathstages import PathStages, least_cut
 
@@ -58,7 +59,7 @@ class PathBounds:
             return 0.0
         fuller_s = bounds.of_fuller(problem.candidate)
         stages = PathStages(problem, bounds, enough_s)
-        if stages.num_passes > MOST_PASSES:
+        if num_traced(problem.schedule, problem.shape) > MOST_PASSES:
             return 0.0
         even_s = self._even(stages, enough_s)
         if fuller_s < min(even_s, enough_s):

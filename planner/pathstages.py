@@ -56,12 +56,6 @@ class PathStages:
         self.fixed_s = self._fixed_s()
         self.delays_s = np.array(problem.link_s) * problem.context.own.p2p_overlap
 
-    @property
-    def num_passes(self) -> int:
-        """Passes of a run."""
-        kinds = 3 if self.problem.schedule.splits else 2
-        return kinds * self.shape.stages * self.shape.chunks * self.shape.microbatches
-
     def _block_s(self) -> NDArray[np.float64]:
         """Least seconds of a block's passes, by kind."""
         rows = [
@@ -191,7 +185,9 @@ class PathStages:
         """Blocks of each chunk, ``[device, chunk]``, where stages hold ``counts``."""
         own = self._sizes(int(counts.max()))[np.arange(self.shape.stages), counts]
         # the other direction's copy is that of the opposite stage
-        return own if self.problem.schedule.copies == 1 else np.concatenate([own, own[::-1]], axis=1)
+        return (
+            own if self.problem.schedule.copies == 1 else np.concatenate([own, own[::-1]], axis=1)
+        )
 
     def path(self, counts: NDArray[np.int64], through: int | None = None) -> CriticalPath:
         """The longest path where stages hold ``counts`` blocks; with passes of stage ``through``
