@@ -51,14 +51,21 @@ def least_time(
             held = reach
             if held >= most:
                 break
+    return _filled(count, sorted(segments))
+
+
+def _filled(count: int, segments: list[tuple[float, float]]) -> float:
+    """Time of ``count`` layers that take the (time of a layer, layers) of ``segments`` in turn,
+    which have room for them but for rounding.
+    """
     left, total = float(count), 0.0
-    for marginal, width in sorted(segments):
+    for marginal, width in segments:
         taken = min(left, width)
         total += taken * marginal
         left -= taken
         if left <= 0:
             break
-    return total  # what is left is rounding: the leanest layers have room for all
+    return total
 
 
 def least_of_stage(
