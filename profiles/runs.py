@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -120,7 +120,6 @@ class RunsFile:
 
 _TORCH: Final = re.compile(r"\btorch (\d+\.\d+(?:/\d+\.\d+)?)")
 _READ: Final = {name: hint for name, hint in get_type_hints(MeasuredRun).items() if name != "where"}
-_OPTIONAL: Final = {f.name for f in fields(MeasuredRun) if f.name not in (*NEEDED, "where")}
 
 
 def read_runs(path: str | Path) -> RunsFile:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from executor.launchers.script import Command
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "RULES", "VERSIONS", "hear", "say", "tell", "write"]
+__all__ = ["KEYS", "RULES", "hear", "say", "tell", "write"]
 
-VERSIONS: Final = ("1.15.0",)
 TEXT, SWITCH, COUNT, SIZE = Kind.TEXT, Kind.SWITCH, Kind.COUNT, Kind.SIZE
 FSDP, DDP = "FSDP", "MULTI_GPU"
 GATHERS: Final = 3

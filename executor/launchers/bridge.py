@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "VERSIONS", "tell", "write"]
-
-VERSIONS: Final = ("067f987",)
+__all__ = ["KEYS", "tell", "write"]
 
 
 def _bridged(key: Key) -> Key:

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "RULES", "VERSIONS", "hear", "say", "tell", "write"]
+__all__ = ["KEYS", "RULES", "hear", "say", "tell", "write"]
 
-VERSIONS: Final = ("0.19.8",)
 SIZE, TEXT, SWITCH = Kind.SIZE, Kind.TEXT, Kind.SWITCH
 BUCKET: Final = 500_000_000  # elements, DeepSpeed's own usual size
 GATHERS, SHARDS_GRADIENTS = 3, 2

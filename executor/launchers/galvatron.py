@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "RULES", "VERSIONS", "hear", "say", "tell", "write"]
+__all__ = ["KEYS", "RULES", "hear", "say", "tell", "write"]
 
-VERSIONS: Final = ("vocab_sdp", "embed_sdp")
 TEXT, SIZE, COUNT = Kind.TEXT, Kind.SIZE, Kind.COUNT
 SHARDS_WEIGHTS: Final = 3
 

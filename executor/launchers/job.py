@@ -6,7 +6,7 @@ launcher was told, in the same terms; ``arranged`` makes the layout of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute, RecomputeKind
@@ -206,8 +206,3 @@ def first_of_chunks(blocks: tuple[int, ...], count: int) -> tuple[Recompute, ...
     return tuple(
         FULL if position < count else NO_RECOMPUTE for size in blocks for position in range(size)
     )
-
-
-def with_model(told: Told, facts: dict[str, Any]) -> Told:
-    """What was told, beside facts of a model that the user named."""
-    return replace(told, model_facts=facts)
