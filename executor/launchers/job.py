@@ -7,6 +7,7 @@ launcher was told, in the same terms; ``arranged`` makes the layout of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute, RecomputeKind
@@ -18,12 +19,14 @@ from profiles.errors import InputError, Problem
 from profiles.layers import Block, Embedding, ExpertFeedForward, Head
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from costmodel.layout import Layout
     from executor.launchers.told import Told
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
-__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "has_experts"]
+__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "has_experts", "most_of_a_chunk"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 
@@ -69,12 +72,8 @@ class Job:
     @property
     def full_per_chunk(self) -> int:
         """Blocks that the chunk which recomputes most does in full."""
-        most, position, options = 0, 0, self.blocks
-        for size in self.setup.blocks:
-            own = options[position : position + size]
-            most = max(most, sum(option.kind is RecomputeKind.FULL for option in own))
-            position += size
-        return most
+        full = (option.kind is RecomputeKind.FULL for option in self.blocks)
+        return most_of_a_chunk(self.setup.blocks, full)
 
 
 def has_experts(model: ModelSpec) -> bool:
@@ -153,8 +152,7 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
     if problems:
         raise InputError(problems)
     setup = Setup(
-        **{name: value for name, value in degrees._asdict().items() if name != "micro_batch"},
-        micro_batch=micro_batch,
+        **degrees._asdict(),
         num_microbatches=num_microbatches(training, dp=dp, micro_batch=micro_batch),
         shard_group=group,
         order=ORDERS["tp-cp-ep-pp-dp"] if heard.stages_between else ORDER,
@@ -199,6 +197,12 @@ def _recompute(heard: Heard, model: ModelSpec, blocks: tuple[int, ...]) -> tuple
     if isinstance(heard.recompute, Recompute):
         return of_blocks(model, (heard.recompute,) * model.num_blocks)
     return of_blocks(model, heard.recompute)
+
+
+def most_of_a_chunk(blocks: tuple[int, ...], marked: Iterable[bool]) -> int:
+    """The most blocks of one chunk that are marked; ``marked`` has one entry a block."""
+    rest = iter(marked)
+    return max(sum(islice(rest, size)) for size in blocks)
 
 
 def first_of_chunks(blocks: tuple[int, ...], count: int) -> tuple[Recompute, ...]:
