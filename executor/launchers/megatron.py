@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["hear", "modules_of", "say", "stage_layers"]
+__all__ = ["hear", "modules_of", "num_chunks", "say", "stage_layers"]
 
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 FP8_RECIPES: Final = {
@@ -124,24 +124,30 @@ def stage_layers(text: str) -> list[str]:
 _MOST_LAYERS: Final = 10_000
 
 
+def num_chunks(told: Told) -> int:
+    """Virtual stages of a rank, 1 without."""
+    if told.stage_layout:
+        return int(max(1, len(stage_layers(told.stage_layout)) // told.pp))
+    if told.virtual_layers and told.num_layers:
+        ends = int(told.count_embedding) + int(told.count_loss)
+        return int(max(1, (told.num_layers + ends) // told.pp // told.virtual_layers))
+    return int(told.virtual_stages or 1)
+
+
 def _hear_cut(told: Told) -> tuple[tuple[int, ...] | None, int]:
     """Blocks of each chunk (None: even), and chunks a stage."""
-    pp, layers = told.pp, told.num_layers
+    layers, chunks = told.num_layers, num_chunks(told)
     if told.stage_layout:
-        sizes = tuple(stage.count("t") for stage in stage_layers(told.stage_layout))
-        return sizes, max(1, len(sizes) // pp)
+        return tuple(stage.count("t") for stage in stage_layers(told.stage_layout)), chunks
     ends = int(told.count_embedding) + int(told.count_loss)
-    chunks = told.virtual_stages or 1
-    if told.virtual_layers and layers:
-        chunks = max(1, (layers + ends) // pp // told.virtual_layers)
     if layers is None:
         return None, chunks
     if told.first_layers or told.last_layers:
         return _with_ends(told, layers, chunks), chunks
     if not ends:
         return None, chunks
-    share = (layers + ends) // (pp * chunks)
-    each = [share] * (pp * chunks)
+    share = (layers + ends) // (told.pp * chunks)
+    each = [share] * (told.pp * chunks)
     each[0] -= int(told.count_embedding)
     each[-1] -= int(told.count_loss)
     return tuple(each), chunks

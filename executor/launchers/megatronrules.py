@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from executor.launchers import commonrules as common
 from executor.launchers.commonrules import multiples, replicas
+from executor.launchers.megatron import num_chunks
 from executor.launchers.megatronmodel import layers_of_pattern
-from executor.launchers.megatronstages import ARGUMENTS, CONFIG, STAGES, num_chunks
+from executor.launchers.megatronstages import ARGUMENTS, CONFIG, STAGES
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from profiles.errors import InputError
 
