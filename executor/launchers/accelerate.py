@@ -8,6 +8,7 @@ as its arguments, with the names of ``transformers.TrainingArguments``.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -16,7 +17,7 @@ from costmodel.layout import NO_RECOMPUTE, ContextComm
 from executor.launchers.commandline import Source, read_flags
 from executor.launchers.job import FULL, Heard
 from executor.launchers.launchlines import launch_script, placeholder, slurm_script
-from executor.launchers.mappings import read_document, read_mapping
+from executor.launchers.mappings import nested, read_document, read_mapping
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from executor.launchers.told import Key, Kind
 from profiles.training import Precision
@@ -189,14 +190,7 @@ def _hear_sharding(told: Told, dp: int) -> tuple[int, int | None]:
 def write(job: Job, *, version: str) -> dict[str, str]:
     """The files of a job."""
     facts = say(job)
-    config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE"}
-    for key in CONFIG:
-        if key.fact in facts:
-            inner = config
-            *path, last = key.name.split(".")
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = facts[key.fact]
+    config = {"compute_environment": "LOCAL_MACHINE"} | nested(CONFIG, facts)
     if "fsdp_config" in config:
         config["fsdp_config"] |= {
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -240,8 +234,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         KEYS,
         read_document(document_source),
         num_gpus=num_gpus or 1,
-        no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
-        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+        no_bearing=NO_BEARING.fullmatch,
+        unmodelled=UNMODELLED.fullmatch,
     )
     if launch is not None:
         arguments = read_flags(
@@ -271,8 +265,6 @@ def _launch(source: Source) -> Command | None:
 
 
 def _config_of(launch: Command, source: Source) -> str:
-    from pathlib import Path  # noqa: PLC0415 - only here
-
     words = [token.text for token in launch.tokens]
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -302,12 +294,12 @@ def axes_fill_the_processes(told: Told) -> Iterator[Broken]:
     """The product of the axes is the number of processes."""
     if not _states_axes(told) or told.ulysses > 1 or _product(told) == 1:
         return
-    for fact, count in (("processes", told.processes), ("processes", told.num_gpus)):
+    for count in (told.processes, told.num_gpus):
         if count and _product(told) != count:
             message = f"replicate x shard x tp x cp = {_product(told)} for {count} processes"
             inner = told.dp_replicate * told.tp * told.cp
             valid = f"{told.spelt('dp_shard')} {count // inner}" if count % inner == 0 else ""
-            yield Broken(fact, message, valid)
+            yield Broken("processes", message, valid)
             return
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.layout import NO_RECOMPUTE
 from executor.launchers.job import FULL, Heard, has_experts
 from executor.launchers.launchlines import launch_script, placeholder, slurm_script
-from executor.launchers.mappings import read_document, read_mapping
+from executor.launchers.mappings import nested, read_document, read_mapping
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from executor.launchers.told import Key, Kind
 from profiles.training import GradDtype, Precision
@@ -169,14 +169,7 @@ def _hear_batch(told: Told, dp: int) -> tuple[int | None, int | None]:
 def write(job: Job, *, version: str) -> dict[str, str]:
     """The files of a job."""
     facts = say(job)
-    config: dict[str, Any] = {}
-    for key in KEYS:
-        if key.fact in facts:
-            inner = config
-            *path, last = key.name.split(".")
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = facts[key.fact]
+    config = nested(KEYS, facts)
     files = {"deepspeed.json": json.dumps(config, indent=2) + "\n"}
     notes = [f"DeepSpeed {version}. TRAIN is your training script; it builds the model."]
     if job.setup.pp > 1:
@@ -230,8 +223,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         KEYS,
         read_document(source),
         num_gpus=num_gpus or 1,
-        no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
-        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+        no_bearing=NO_BEARING.fullmatch,
+        unmodelled=UNMODELLED.fullmatch,
     )
     batch, share = told.global_batch, (told.micro_batch or 0) * (told.accumulation or 0)
     if batch and share and batch % share == 0:  # the batch says how many replicas there are

@@ -130,7 +130,7 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         command,
         num_gpus=num_gpus or started or 1,
         no_bearing=known_flags().__contains__,
-        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+        unmodelled=UNMODELLED.fullmatch,
         known=known_flags(),
     )
     told.started = started

@@ -284,8 +284,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
             tuple(key for key in keys if key.fact != "recompute"),  # there a section of its own
             read_document(source),
             num_gpus=num_gpus or 1,
-            no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
-            unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+            no_bearing=NO_BEARING.fullmatch,
+            unmodelled=UNMODELLED.fullmatch,
         )
         told.notes.append("TOML files are of torchtitan before 0.3: newer ones take flags")
         return told
@@ -303,16 +303,17 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
         flags,
         command,
         num_gpus=num_gpus or started or 1,
-        no_bearing=lambda name: bool(
-            NO_BEARING.fullmatch(name.removeprefix("--").replace("-", "_"))
-        ),
-        unmodelled=lambda name: bool(
-            UNMODELLED.fullmatch(name.removeprefix("--").replace("-", "_"))
-        ),
+        no_bearing=lambda flag: NO_BEARING.fullmatch(_section(flag)),
+        unmodelled=lambda flag: UNMODELLED.fullmatch(_section(flag)),
     )
     told.started = started
     told.given["recompute_last"] = _last_is_subcommand(found.tokens)
     return told
+
+
+def _section(flag: str) -> str:
+    """A flag as the table's sections spell it."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _spellings(names: Iterable[str]) -> set[str]:
