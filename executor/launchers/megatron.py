@@ -91,9 +91,6 @@ def _hear_context(told: Told) -> ContextComm:
     return ways.get(next(iter(said), ""), ContextComm.RING)
 
 
-# --- where the chain is cut ------------------------------------------------------------------
-
-
 def _say_cut(job: Job) -> dict[str, Any]:
     s = job.setup
     if s.pp == 1:
@@ -162,9 +159,6 @@ def _with_ends(told: Told, layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(size // chunks for _ in range(chunks) for size in stages)
 
 
-# --- data parallelism ------------------------------------------------------------------------
-
-
 def _say_sharding(job: Job) -> dict[str, Any]:
     s = job.setup
     replicas = s.dp * s.cp
@@ -196,9 +190,6 @@ def _hear_zero(told: Told) -> int:
     if told.megatron_fsdp:
         return FSDP_STAGES[told.fsdp_strategy]
     return int(told.distributed_optimizer)
-
-
-# --- recomputation ---------------------------------------------------------------------------
 
 
 def _say_recompute(job: Job) -> dict[str, Any]:
@@ -244,9 +235,6 @@ def modules_of(told: Told) -> tuple[str, ...]:
     """What selective recomputation names, as words or in a list: ``[layernorm, mlp]``."""
     text = " ".join(told.recompute_modules or ("core_attn",))
     return tuple(word for word in re.split(r"[\s,\[\]'\"]+", text) if word)
-
-
-# --- precision and kernels -------------------------------------------------------------------
 
 
 def _say_precision(job: Job) -> dict[str, Any]:

@@ -35,9 +35,6 @@ ALWAYS: Final = ("tp", "pp", "micro_batch", "global_batch", "seq_len", "position
 FSDP: Final = 2
 
 
-# --- written ---------------------------------------------------------------------------------
-
-
 def write(job: Job, *, version: str) -> dict[str, str]:  # noqa: ARG001 - one version so far
     """The files of a job."""
     notes = [
@@ -107,9 +104,6 @@ def _argument(key: Key, value: Any) -> str:
         return key.name
     words = value if key.kind is Kind.WORDS else [value]
     return " ".join([key.name, *(quoted(word) for word in words)])
-
-
-# --- read ------------------------------------------------------------------------------------
 
 
 @cache

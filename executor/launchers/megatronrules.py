@@ -34,9 +34,6 @@ def _fsdp(told: Told) -> bool:
     return bool(told.torch_fsdp2 or told.megatron_fsdp)
 
 
-# --- ranks -----------------------------------------------------------------------------------
-
-
 @RULES.fails(ARGUMENTS)
 def world_divides(told: Told) -> Iterator[Broken]:
     """The number of GPUs is a multiple of tp x pp x cp."""
@@ -100,9 +97,6 @@ def sequence_parallel_without_tensor(told: Told) -> Iterator[Broken]:
     if told.sequence_parallel and told.tp == 1:
         message = f"{told.spelt('sequence_parallel')} is turned off at tp 1"
         yield Broken("sequence_parallel", message, "tp at least 2, or leave it out")
-
-
-# --- data parallelism ------------------------------------------------------------------------
 
 
 @RULES.fails(ARGUMENTS)
@@ -196,9 +190,6 @@ def connections_with_tensor_or_context(told: Told) -> Iterator[Broken]:
         shown = "is not set" if value is None else f"is {value}"
         message = f"CUDA_DEVICE_MAX_CONNECTIONS {shown} with {fact} {getattr(told, fact)}"
         yield Broken(fact, message, "export CUDA_DEVICE_MAX_CONNECTIONS=1")
-
-
-# --- batch, precision, model -----------------------------------------------------------------
 
 
 @RULES.fails(ARGUMENTS)

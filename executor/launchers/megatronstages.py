@@ -166,9 +166,6 @@ def enough_microbatches_for_virtual_stages(told: Told) -> Iterator[Broken]:
         yield Broken("global_batch", message, multiples(unit * count, unit * group))
 
 
-# --- recomputation ---------------------------------------------------------------------------
-
-
 @RULES.fails(CONFIG)
 def full_recompute_says_how(told: Told) -> Iterator[Broken]:
     """Full recomputation needs a method and a number of layers; selective has neither."""

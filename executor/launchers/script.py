@@ -104,8 +104,6 @@ class _Shell:
                 Problem(where=where, message="a quote begins here and does not end")
             ) from None
 
-    # --- conditions --------------------------------------------------------------------------
-
     def _past_control(self, statement: list[Word]) -> list[Word]:
         """The words behind ``then``, ``else`` and such; conditions are judged on the way."""
         words = list(statement)
@@ -157,8 +155,6 @@ class _Shell:
             inner = _test(texts[1:])
             return None if inner is None else not inner
         return _test(texts)
-
-    # --- commands ----------------------------------------------------------------------------
 
     def _command(self, words: list[Word]) -> None:
         live = self._live
@@ -213,8 +209,6 @@ class _Shell:
         if add:
             value = before + value if word.items is not None else ["".join(before + value)]
         self.values[name] = value
-
-    # --- values ------------------------------------------------------------------------------
 
     def _expand(self, word: Word) -> Iterator[Token]:
         """The words that a word becomes."""

@@ -80,8 +80,6 @@ class _Lexer:
         self.text, self.at = text.replace("\r\n", "\n"), 0
         self.line, self.line_start = 1, 0
 
-    # --- characters --------------------------------------------------------------------------
-
     def _next(self, count: int = 1) -> str:
         taken = self.text[self.at : self.at + count]
         for offset, char in enumerate(taken):
@@ -105,8 +103,6 @@ class _Lexer:
                     self._next()
             else:
                 return
-
-    # --- statements --------------------------------------------------------------------------
 
     def statements(self) -> list[list[Word]]:
         found: list[list[Word]] = [[]]
@@ -137,8 +133,6 @@ class _Lexer:
             line = self._next(stop - self.at)
             if line.strip() == end:
                 return
-
-    # --- words -------------------------------------------------------------------------------
 
     def _word(self) -> Word:
         line, column = self.line, self.at - self.line_start + 1

@@ -57,7 +57,6 @@ REGISTRY: Final = {
 # Its selective checkpointing keeps the outputs of every second matrix product and of attention;
 # recomputing norms and activations is the nearest that an estimate knows.
 BY_OPERATOR: Final = Recompute(RecomputeKind.SELECTIVE, ("layernorm", "mlp"))
-# --- the choices -----------------------------------------------------------------------------
 
 
 def say(job: Job, version: str) -> dict[str, Any]:
@@ -219,9 +218,6 @@ def _usual_cut(told: Told, stages: int) -> tuple[int, ...]:
     sizes[0] -= told.first_less
     sizes[-1] -= told.last_less
     return tuple(sizes)
-
-
-# --- files -----------------------------------------------------------------------------------
 
 
 def write(job: Job, *, version: str) -> dict[str, str]:
