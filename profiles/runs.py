@@ -132,7 +132,8 @@ def read_runs(path: str | Path) -> RunsFile:
         return _read_record(Path(path))
     shown = str(path)
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    columns = _columns(shown, list(reader.fieldnames or []))
+    columns = list(reader.fieldnames or [])
+    _check_columns(shown, columns)
     problems: list[Problem] = []
     runs = []
     try:
@@ -204,8 +205,8 @@ def _text(path: str | Path) -> str:
     raise InputError(problem)
 
 
-def _columns(shown: str, names: list[str]) -> list[str]:
-    """The header. A needed column that is missing ends the reading at once."""
+def _check_columns(shown: str, names: list[str]) -> None:
+    """A header without a needed column, or with one twice, ends the reading at once."""
     missing = [name for name in NEEDED if name not in names]
     problems = [
         Problem(
@@ -223,7 +224,6 @@ def _columns(shown: str, names: list[str]) -> list[str]:
     ]
     if problems:
         raise InputError(problems)
-    return names
 
 
 def _run(where: str, cells: dict[str, Any], problems: list[Problem]) -> MeasuredRun | None:
