@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE
-from executor.launchers.job import FULL, Heard, has_experts
+from executor.launchers.job import FULL, Heard
 from executor.launchers.launchlines import launch_script, placeholder, slurm_script
 from executor.launchers.mappings import nested, read_document, read_mapping
 from executor.launchers.told import Key, Kind
@@ -172,7 +172,7 @@ def write(job: Job, *, version: str) -> dict[str, str]:
         )
     elif FULL in job.blocks:
         notes.append("Every block recomputes: deepspeed.checkpointing.checkpoint in your model.")
-    if has_experts(job.model) and job.setup.ep > 1:
+    if job.model.has_experts and job.setup.ep > 1:
         notes.append("expert_parallel needs a model that AutoEP has a preset for.")
     script = launch_script(
         job,

@@ -16,7 +16,7 @@ from planner.choices import ORDERS, Degrees
 from planner.rules import broken_rules, num_microbatches
 from planner.space import SearchSpace
 from profiles.errors import InputError, Problem
-from profiles.layers import Block, Embedding, ExpertFeedForward, Head
+from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
-__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "has_experts", "most_of_a_chunk"]
+__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "most_of_a_chunk"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 
@@ -74,14 +74,6 @@ class Job:
         """Blocks that the chunk which recomputes most does in full."""
         full = (option.kind is RecomputeKind.FULL for option in self.blocks)
         return most_of_a_chunk(self.setup.blocks, full)
-
-
-def has_experts(model: ModelSpec) -> bool:
-    """Whether blocks of the model have experts."""
-    return any(
-        isinstance(run.layer, Block) and isinstance(run.layer.feed_forward, ExpertFeedForward)
-        for run in model.runs
-    )
 
 
 @dataclass(kw_only=True)
@@ -137,7 +129,7 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
     if problems:
         raise InputError(problems)
     assert micro_batch is not None
-    expert_tp = heard.expert_tp or (heard.tp if has_experts(model) else 1)
+    expert_tp = heard.expert_tp or (heard.tp if model.has_experts else 1)
     schedule = heard.schedule or ("1f1b" if heard.chunks == 1 else "interleaved-1f1b")
     degrees = Degrees(
         heard.tp, heard.cp, heard.ep, expert_tp, heard.pp, dp, micro_batch, heard.chunks,

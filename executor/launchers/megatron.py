@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.layout import NO_RECOMPUTE, Axis, ContextComm, Recompute, RecomputeKind
 from executor.launchers.job import FULL, Heard
 from executor.launchers.megatronmodel import hear_model, say_model
-from executor.launchers.modelfacts import facts_of_model
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def say(job: Job) -> dict[str, Any]:
         "cp": s.cp,
         "cp_comm": (CP_COMM[s.cp_comm],),
         "ep": s.ep,
-        **({"expert_tp": s.expert_tp} if "num_experts" in facts_of_model(job.model) else {}),
+        **({"expert_tp": s.expert_tp} if job.model.has_experts else {}),
         "sequence_parallel": s.sequence_parallel,
         "stages_between": s.order.index(Axis.PP) < s.order.index(Axis.DP) and min(s.pp, s.dp) > 1,
         "micro_batch": s.micro_batch,
