@@ -19,7 +19,18 @@ import executor
 import planner
 import profiles
 import reports
-from executor.job import CHECKPOINT_EVERY, KEEP
+from executor.job import (
+    CHECKPOINT_EVERY,
+    DEVICES,
+    KEEP,
+    OPTIONS,
+    RECIPE,
+    SYNTHETIC,
+    Job,
+    Recipe,
+    check_plan,
+    check_torch,
+)
 from executor.launchers.registry import NAMES as LAUNCHED
 from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
@@ -40,6 +51,7 @@ Decorator: TypeAlias = "Callable[[Command], Command]"
 
 EXPORTS: Final = (*LAUNCHED, "trace")
 TRAINING: Final = tuple(TrainingSpec.__dataclass_fields__)
+USUAL: Final = Recipe()
 
 
 class Between(click.FloatRange):
@@ -348,7 +360,9 @@ def _check_page(path: str | None, *, force: bool) -> None:
 
 @main.command()
 @_with(*INPUT_FLAGS, *SEARCH_FLAGS)
-@click.option("--top", default=3, show_default=True, type=click.IntRange(0, 100), help="Next best.")
+@click.option(
+    "--top", default=3, show_default=True, type=click.IntRange(0, 100), help="So many next best."
+)
 @click.option(
     "--solver",
     default="closed-form",
@@ -615,7 +629,13 @@ def import_profile(paths: tuple[str, ...], tool: str, output: str, *, force: boo
 
 _measuring: Final = _all(
     click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m."),
-    click.option("--rounds", type=TYPES[Kind.COUNT], default=2, show_default=True, help="Of all."),
+    click.option(
+        "--rounds",
+        type=TYPES[Kind.COUNT],
+        default=2,
+        show_default=True,
+        help="Times that all is measured.",
+    ),
     click.option("--date", metavar="TEXT", help="To be written into the profile."),
     click.option("-o", "--output", metavar="FILE", help="The profile YAML."),
     _force_option,
@@ -639,16 +659,16 @@ def _save_measured(text: str, output: str, *, force: bool) -> None:
 @profile.command("layers")
 @click.argument("model")
 @click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    "--device", default="auto", show_default=True, type=click.Choice(DEVICES),
     help="auto: a GPU where there is one. A CPU is measured with one thread.",
 )  # fmt: skip
 @click.option(
     "--as", "device_name", metavar="NAME",
     help="What clusters call the device: parplan catalog devices.  [default: found by its name]",
 )  # fmt: skip
-@click.option("--tp", type=Counts(), default="1", show_default=True, help="As 1,2,4.")
-@click.option("--micro-batch", type=Counts(), default="1,2,4", show_default=True, help="As 1,2,4.")
-@click.option("--seq-len", type=Counts(), default="4096", show_default=True, help="As 2048,4096.")
+@click.option("--tp", type=Counts(), default="1", show_default=True, help="Degrees, as 1,2,4.")
+@click.option("--micro-batch", type=Counts(), default="1,2,4", show_default=True, help="Sequences.")
+@click.option("--seq-len", type=Counts(), default="4096", show_default=True, help="Tokens.")
 @_with(*(flag for flag in INPUT_FLAGS if flag.name in ("precision", "optimizer")))
 @click.option("--operators/--no-operators", default=True, help="Plain operators as well.")
 @click.option("--memory/--no-memory", default=True, help="What layers hold as well.")
@@ -664,6 +684,7 @@ def profile_layers(ctx: click.Context, /, model: str, output: str | None, **flag
 
     What is measured is noted in FILE.journal, from which a session that was stopped goes on.
     """
+    check_torch("parplan profile layers")
     from executor.profiler.measuring import foresee_layers, measure_layers  # noqa: PLC0415
 
     if flags["dry_run"]:
@@ -682,7 +703,7 @@ def profile_layers(ctx: click.Context, /, model: str, output: str | None, **flag
 @profile.command("links")
 @click.argument("cluster", required=False)
 @click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    "--device", default="auto", show_default=True, type=click.Choice(DEVICES),
     help="auto: GPUs (NCCL) where there are any, else CPUs (gloo).",
 )  # fmt: skip
 @click.option("--as", "device_name", metavar="NAME", help="Without CLUSTER: its device's name.")
@@ -690,7 +711,9 @@ def profile_layers(ctx: click.Context, /, model: str, output: str | None, **flag
 @click.option("--nproc", type=TYPES[Kind.COUNT], help="Ranks on each.  [default: its devices]")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun.")
 @click.option("--rdzv-id", metavar="ID", help="Name of the job among others that meet there.")
-@click.option("--largest", type=Bytes(), default="1G", show_default=True, help="Message, as 64M.")
+@click.option(
+    "--largest", type=Bytes(), default="1G", show_default=True, help="Greatest message, as 64M."
+)
 @_measuring
 def profile_links(cluster: str | None, output: str | None, **flags: Any) -> None:
     """Measure collectives between the devices of CLUSTER, or of this machine, under torchrun.
@@ -698,6 +721,7 @@ def profile_links(cluster: str | None, output: str | None, **flags: Any) -> None
     On several nodes, give the same command on each; the file is written where rank 0 is. What is
     measured is noted in FILE.journal, from which a session that was stopped goes on.
     """
+    check_torch("parplan profile links")
     from executor.profiler.linkmeasuring import measure_links  # noqa: PLC0415
 
     output = _new_profile(output, force=flags["force"])
@@ -742,8 +766,12 @@ class Quoted(click.Command):
 _launched: Final = _all(  # of commands that read what a launcher was told
     click.option("--model", help="Where the launcher was not told it."),
     click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
-    click.option("--launcher-version", metavar="VERSION", help="Where its keys have changed."),
-    click.option("--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable."),
+    click.option(
+        "--launcher-version", metavar="VERSION", help="Its release, where keys have changed."
+    ),
+    click.option(
+        "--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable of the script."
+    ),
     click.option("--line", type=TYPES[Kind.COUNT], help="Line of the launch line to read."),
 )
 
@@ -764,7 +792,7 @@ def _asked_of_launcher(flags: dict[str, Any]) -> executor.Asked:
 @main.command()
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--to", required=True, metavar="NAME", help=f"{', '.join(EXPORTS)}.")
-@click.option("--launcher-version", metavar="VERSION", help="Where a launcher's keys have changed.")
+@click.option("--launcher-version", metavar="VERSION", help="Its release, where keys have changed.")
 @click.option("-o", "--output", metavar="DIR|FILE", default="-", help="Where to; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite what is there.")
 def export(plan_file: str, to: str, output: str, *, launcher_version: str, force: bool) -> None:
@@ -1032,7 +1060,7 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--steps", type=TYPES[Kind.COUNT], help="Optimizer steps.")
 @click.option(
-    "--data", default="synthetic", show_default=True, metavar="FOLDER",
+    "--data", default=SYNTHETIC, show_default=True, metavar="FOLDER",
     help="Text (*.txt) or tokens (*.npy, *.bin) to train on, or synthetic.",
 )  # fmt: skip
 @click.option("--out", metavar="DIR", help="For run.json, logs, checkpoints.")
@@ -1047,22 +1075,25 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--stop-at", type=TYPES[Kind.COUNT], metavar="STEP", help="Stop early, to go on later."
 )
 @click.option("--compile", "compiles", is_flag=True, help="Compile the blocks (torch.compile).")
-@click.option("--lr", default=3e-4, show_default=True, type=Between(0), help="Learning rate.")
-@click.option("--warmup", default=0, show_default=True, type=click.IntRange(0), help="Steps.")
+@click.option("--lr", default=USUAL.lr, show_default=True, type=Between(0), help="Learning rate.")
 @click.option(
-    "--weight-decay", default=0.1, show_default=True, type=click.FloatRange(0),
+    "--warmup", default=USUAL.warmup, show_default=True, type=click.IntRange(0),
+    help="Steps in which the rate rises to it.",
+)  # fmt: skip
+@click.option(
+    "--weight-decay", default=USUAL.weight_decay, show_default=True, type=click.FloatRange(0),
     help="Of matrices.",
 )  # fmt: skip
 @click.option(
-    "--clip", default=1.0, show_default=True, type=click.FloatRange(0),
+    "--clip", default=USUAL.clip, show_default=True, type=click.FloatRange(0),
     help="Greatest norm of the gradients; 0 for none.",
 )  # fmt: skip
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**31),
+    "--seed", default=USUAL.seed, show_default=True, type=click.IntRange(0, 2**31),
     help="Of weights and data.",
 )  # fmt: skip
 @click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    "--device", default="auto", show_default=True, type=click.Choice(DEVICES),
     help="auto: GPUs where there are any.",
 )  # fmt: skip
 @click.option(
@@ -1078,7 +1109,7 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--dry-run", is_flag=True,
     help="Find what a rank holds and moves, without its memory; needs no --steps, no --out.",
 )  # fmt: skip
-@click.option("--rank", type=int, help="Of --dry-run.  [default: 0]")
+@click.option("--rank", type=int, help="That of --dry-run.  [default: 0]")
 @_format()
 @click.pass_context
 def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
@@ -1097,16 +1128,14 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
             message = "is missing" if needed else "without --dry-run"
             raise InputError(Problem(where=f"--{name}", message=message))
     from executor import launch as launching  # noqa: PLC0415
-    from executor.job import OPTIONS, Job, Recipe, check_plan  # noqa: PLC0415
 
-    names = ("lr", "warmup", "weight_decay", "clip", "seed")
     job = Job(
         plan=Path(plan_file),
         steps=flags["steps"],
         data=flags["data"],
         out=Path(flags["out"]),
         **{name: flags[name] for name in (*OPTIONS, "compiles")},
-        recipe=Recipe(**{name: flags[name] for name in names}),
+        recipe=Recipe(**{name: flags[name] for name in RECIPE}),
     )
     own = planner.load_plan(plan_file)
     check_plan(own, plan_file, compiles=job.compiles)
@@ -1121,8 +1150,6 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
 
 
 def _dry_run(plan_file: str, rank: int, form: str) -> ExitCode:
-    from executor.job import check_torch  # noqa: PLC0415
-
     check_torch("--dry-run")
     from executor.dry_run import dry_run  # noqa: PLC0415
 

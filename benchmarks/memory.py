@@ -30,7 +30,6 @@ ROOT = Path(__file__).parents[1]
 FULL = ROOT.parent / "shared" / "runs" / "memory_galvatron.csv"
 RECORD = ROOT / "benchmarks" / "memory.json"
 QUANTITIES = ("model_states_mib", "activation_mib", "activation_peak_mib")
-GPUS = 8
 FULL_AGAIN = Recompute(RecomputeKind.FULL)
 LLAMA_FFN = 11008
 VOCAB = {"gpt": 50257, "bert": 30522, "llama": 32000}

@@ -84,7 +84,6 @@ def layers_session(hidden: int, turns: int) -> Session:
 
 def links_session(folder: Path, turn: int) -> LinkSession:
     return LinkSession(
-        cluster=CLUSTER,
         device="cpu",
         backend="gloo",
         points=tuple(link_points(load_cluster(CLUSTER), largest=LARGEST)),

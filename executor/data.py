@@ -18,11 +18,15 @@ import torch
 from executor.job import SYNTHETIC
 from executor.models.parameters import counted_words
 from profiles.errors import InputError, Problem
+from profiles.layers import Embedding
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Sequences", "open_data"]
+    from executor.job import Job
+    from planner.plan import Plan
+
+__all__ = ["Sequences", "data_of", "open_data"]
 
 BYTES: Final = 256  # tokens of text
 STRIDES: Final = 8
@@ -38,6 +42,19 @@ class Sequences(Protocol):
     @property
     def identity(self) -> str:
         """Says which data it is: the same of the same sequences, wherever they lie."""
+
+
+def data_of(plan: Plan, job: Job) -> Sequences:
+    """The data of all steps of a job. Raises ``InputError`` as ``open_data``."""
+    training, first = plan.inputs.training, plan.inputs.model.layers[0]
+    assert isinstance(first, Embedding)
+    return open_data(
+        job.data,
+        vocab=first.vocab,
+        seq_len=training.seq_len,
+        sequences=job.steps * training.global_batch,
+        seed=job.recipe.seed,
+    )
 
 
 def open_data(data: str, *, vocab: int, seq_len: int, sequences: int, seed: int) -> Sequences:

@@ -71,7 +71,7 @@ def export_layout(
 
 
 def _notes(job: Job, to: str) -> list[str]:
-    """What of a plan the launcher's files leave to the user, and its silent traps."""
+    """What the launcher's files do not say of the model, and which GPUs they leave unused."""
     notes = []
     missing = unsaid(job.model)
     if missing and to == "megatron":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from profiles.errors import ExitCode, ParplanError
@@ -66,8 +66,7 @@ def leave_note(out: Path, rank: int, error: BaseException) -> Failure:
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
-    fields = {name: getattr(failure, name) for name in Failure.__dataclass_fields__}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(fields), encoding="utf-8")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
     return failure
 
 

@@ -28,7 +28,6 @@ from executor.precision import numbers_of
 from planner.native import PRECISIONS, layout_problems
 from profiles.errors import InputError, Problem
 from profiles.huggingface import model_from_config
-from profiles.layers import Block, ExpertFeedForward
 from profiles.training import GradDtype
 from profiles.yamlfile import Document
 
@@ -95,7 +94,7 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
     for name in ("pp", "cp", "ep"):
         if getattr(mesh, name) > 1:
             yield f"{name} {getattr(mesh, name)}; expected {name} 1"
-    if any(_is_expert(layer) for layer in model.layers):
+    if model.has_experts:
         yield "blocks with experts; expected dense blocks"
     if len({replace(each, recompute=NO_RECOMPUTE) for each in layout.strategies}) > 1:
         yield "layers under different strategies; expected that only recomputation differs"
@@ -105,10 +104,6 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
     if training.precision not in PRECISIONS or training.grad_dtype is GradDtype.FP16:
         yield f"{training.precision} with gradients in {training.grad_dtype}; expected bf16 or fp32"
     yield from layout_problems(model, training, layout)
-
-
-def _is_expert(layer: object) -> bool:
-    return isinstance(layer, Block) and isinstance(layer.feed_forward, ExpertFeedForward)
 
 
 def _model_problems(model: nn.Module, plan: Plan) -> Iterator[str]:

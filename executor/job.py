@@ -20,6 +20,7 @@ __all__ = [
     "DEVICES",
     "KEEP",
     "OPTIONS",
+    "RECIPE",
     "SYNTHETIC",
     "Job",
     "Recipe",
@@ -32,6 +33,7 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 CHECKPOINT_EVERY: Final = 500
 KEEP: Final = 2  # so that there is another if the last one is damaged
 OPTIONS: Final = ("device", "checkpoint_every", "keep", "stop_at")
+RECIPE: Final = ("lr", "warmup", "weight_decay", "clip", "seed")  # of a recipe, that flags say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Job:
             if each.name in OPTIONS and value != each.default:
                 own += ["--" + each.name.replace("_", "-"), str(value)]
         own += ["--compile"] if self.compiles else []
-        for name in ("lr", "warmup", "weight_decay", "clip", "seed"):
+        for name in RECIPE:
             value = getattr(self.recipe, name)
             if value != getattr(usual, name):
                 own += ["--" + name.replace("_", "-"), f"{value:g}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +38,6 @@ __all__ = [
 PORT: Final = 29500
 LOGS: Final = "logs"
 NOTICE_S: Final = 300  # in which a step and a checkpoint must end, before Slurm's time limit
-SIGTERM: Final = 15  # what torchrun ends the others with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,18 +159,9 @@ def _check_start(plan: Plan, job: Job, nodes: Nodes) -> None:
     """What would fail on every rank is told once, before anything starts."""
     import torch  # noqa: PLC0415
 
-    from executor.data import open_data  # noqa: PLC0415
+    from executor.data import data_of  # noqa: PLC0415
 
-    training = plan.inputs.training
-    vocab = next(iter(plan.inputs.model.layers[0].parameters())).shape[0]
-    data = open_data(
-        job.data,
-        vocab=vocab,
-        seq_len=training.seq_len,
-        sequences=job.steps * training.global_batch,
-        seed=job.recipe.seed,
-    )
-    _check_checkpoint(job, facts_of_run(plan, job, data.identity))
+    _check_checkpoint(job, facts_of_run(plan, job, data_of(plan, job).identity))
     on_gpus = job.device == "cuda" or (job.device == "auto" and torch.cuda.is_available())
     if job.compiles and not on_gpus:
         _check_compiler()
@@ -246,7 +237,7 @@ def run_ranks(nodes: Nodes, worker: list[str], out: Path) -> None:
     except ChildFailedError as error:
         raise _job_error(error.failures, cause(out), out) from None
     except SignalException as error:
-        if error.sigval == SIGTERM:
+        if error.sigval == signal.SIGTERM:
             raise _stopped(cause(out)) from None
         raise KeyboardInterrupt from None
     except (OSError, RuntimeError) as error:  # the store of the rendezvous
@@ -268,7 +259,7 @@ def _job_error(failures: dict[int, Any], noted: Failure | None, out: Path) -> Ex
     killed = [
         (rank, each)
         for rank, each in failures.items()
-        if each.exitcode < 0 and each.exitcode != -SIGTERM
+        if each.exitcode < 0 and each.exitcode != -signal.SIGTERM  # which torchrun sends to peers
     ]
     if noted is not None and noted.exit_code == ExitCode.STOPPED:
         return StoppedError(noted.message)
@@ -284,4 +275,4 @@ def _job_error(failures: dict[int, Any], noted: Failure | None, out: Path) -> Ex
     if noted is not None:
         return JobError(f"rank {noted.rank}: {noted.message}")
     rank, failure = min(failures.items(), key=lambda pair: pair[1].timestamp)
-    return JobError(f"rank {rank}: ended with exit code {failure.exitcode}; see {out / 'logs'}")
+    return JobError(f"rank {rank}: ended with exit code {failure.exitcode}; see {out / LOGS}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.layout import NO_RECOMPUTE, RecomputeKind
 from costmodel.placing import even_cut
 from costmodel.schedules import SCHEDULES, Shape
-from executor.launchers.job import FULL, first_of_chunks
+from executor.launchers.job import FULL, first_of_chunks, most_of_a_chunk
 from executor.launchers.setup import ORDER, Setup, layout_of, of_blocks, setup_of
 from planner.choices import Degrees
 from planner.expressible import inexpressible
@@ -18,10 +18,13 @@ from planner.space import SearchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from costmodel.layout import Layout
     from planner.inputs import Inputs
     from planner.launchers import LauncherRules
+
+    Repair: TypeAlias = Callable[[Setup, LauncherRules, Inputs], Setup | None]
 
 __all__ = ["nearest_layout"]
 
@@ -48,10 +51,7 @@ def nearest_layout(launcher: str, inputs: Inputs, layout: Layout) -> Layout | No
 
 
 def _is_legal(inputs: Inputs, setup: Setup) -> bool:
-    names = [name for name in Degrees._fields if name != "micro_batch"]
-    degrees = Degrees(
-        **{name: getattr(setup, name) for name in names}, micro_batch=setup.micro_batch
-    )
+    degrees = Degrees(**{name: getattr(setup, name) for name in Degrees._fields})
     space = SearchSpace(inputs.model, inputs.cluster, inputs.training)
     return not broken_rules(space, degrees, shard_group=setup.shard_group)
 
@@ -97,19 +97,11 @@ def _recompute(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | No
         return replace(setup, recompute=tuple(whole))
     most = max(setup.blocks)
     if rules.mixing is Mixing.FIRST_OF_CHUNK:
-        most = _most_recomputed(setup, inputs)
+        names = inputs.model.layer_names
+        blocks = (o for o, name in zip(setup.recompute, names, strict=True) if name.isdigit())
+        most = most_of_a_chunk(setup.blocks, (option != NO_RECOMPUTE for option in blocks))
     every = first_of_chunks(setup.blocks, most)
     return replace(setup, recompute=of_blocks(inputs.model, every))
-
-
-def _most_recomputed(setup: Setup, inputs: Inputs) -> int:
-    names = inputs.model.layer_names
-    blocks = [o for o, name in zip(setup.recompute, names, strict=True) if name.isdigit()]
-    most, position = 0, 0
-    for size in setup.blocks:
-        own = blocks[position : position + size]
-        most, position = max(most, sum(o != NO_RECOMPUTE for o in own)), position + size
-    return most
 
 
 def _cut(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | None:
@@ -203,11 +195,6 @@ def _expert_tp(setup: Setup, rules: LauncherRules, inputs: Inputs) -> Setup | No
     del rules, inputs
     return replace(setup, expert_tp=1)
 
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Repair: TypeAlias = Callable[[Setup, LauncherRules, Inputs], Setup | None]
 
 _REPAIRS: Final[dict[str, Repair]] = {
     "schedule": _schedule,

@@ -25,7 +25,7 @@ def make(folder: Path) -> None:
     except OSError as error:
         message, expected = f"cannot be made: {error.strerror}", "a folder that you may write to"
         raise InputError(
-            Problem(where=f"--out: {folder}", message=message, expected=expected)
+            Problem(where=f"--out {folder}", message=message, expected=expected)
         ) from None
 
 

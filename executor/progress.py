@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from profiles.outputfile import save_text
+from profiles.units import GIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "logged_steps"]
 
-GIB: Final = 2**30
 LINES: Final = 10  # of a run whose stderr is no terminal
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +10,7 @@ from costmodel.layout import RecomputeKind
 from planner.measuredrun import RUN_KIND, group_of
 from profiles.fingerprint import fingerprint
 from profiles.layers import Block, Embedding, FeedForward
+from profiles.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["RankFacts", "StepFacts", "run_document"]
 
 FIRST_STEPS: Final = 2  # they allocate, and count collectives
-GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ def run_document(
     ``earlier``: steps that the run did when it was started before, maybe under other plans, as its
     log has them: part of its curve, and of nothing that was measured. ``name``: the plan's.
     """
-    step_s, facts = median(each.step_s for each in steady(steps)), StepFacts.__dataclass_fields__
+    step_s = median(each.step_s for each in steady(steps))
+    facts = [field.name for field in fields(StepFacts)]
     own, training = plan.estimate, plan.inputs.training
     used = plan.layout.mesh.num_ranks
     flop = plan.inputs.context.model_flop_per_sequence * training.global_batch
@@ -111,12 +112,10 @@ def run_document(
             "calibration": own.calibration,
         },
         "stages": [_stage(plan, ranks, stage, step_s) for stage in range(plan.layout.num_stages)],
-        "ranks": [
-            {name: getattr(each, name) for name in RankFacts.__dataclass_fields__} for each in ranks
-        ],
+        "ranks": [asdict(each) for each in ranks],
         "steps": [
             *({**{key: each[key] for key in facts}, "plan": each["plan"]} for each in earlier),
-            *({**{key: getattr(each, key) for key in facts}, "plan": name} for each in steps),
+            *({**asdict(each), "plan": name} for each in steps),
         ],
         "row": _row(plan, step_s, ranks, software),
     }

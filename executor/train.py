@@ -18,7 +18,7 @@ import torch.distributed as dist
 from costmodel.layout import ContextComm
 from executor.checkpoint import Checkpoints
 from executor.checkpointfiles import Shelf
-from executor.data import open_data
+from executor.data import data_of
 from executor.failures import JobError
 from executor.job import check_plan
 from executor.outfolder import claim
@@ -31,14 +31,12 @@ from executor.traffic import Traffic, TrafficLog
 from executor.trainer import Trainer
 from planner.planreader import load_plan
 from profiles.errors import InputError, Problem
-from profiles.layers import Embedding
 from profiles.outputfile import save_text
 from profiles.training import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from executor.data import Sequences
     from executor.job import Job
     from planner.plan import Plan
 
@@ -120,7 +118,7 @@ class _Run:
     def __init__(self, job: Job, plan: Plan, device: torch.device) -> None:
         self.job, self.plan, self.device = job, plan, device
         training = plan.inputs.training
-        self.data = self._open_data()
+        self.data = data_of(plan, job)
         self.trainer = Trainer(
             plan.inputs.model,
             plan.layout,
@@ -155,17 +153,6 @@ class _Run:
             num_steps=self.job.last,
             flop_of_a_step=flop,
             peak=rate * used,
-        )
-
-    def _open_data(self) -> Sequences:
-        training, first = self.plan.inputs.training, self.plan.inputs.model.layers[0]
-        assert isinstance(first, Embedding)
-        return open_data(
-            self.job.data,
-            vocab=first.vocab,
-            seq_len=training.seq_len,
-            sequences=self.job.steps * training.global_batch,
-            seed=self.job.recipe.seed,
         )
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from executor.job import CHECKPOINT_EVERY, DEVICES, KEEP, Job, Recipe
+from executor.job import CHECKPOINT_EVERY, DEVICES, KEEP, RECIPE, Job, Recipe
 from executor.rank import run_rank
 
 __all__ = ["main"]
@@ -28,13 +28,11 @@ def parse(arguments: list[str]) -> Job:
     parser.add_argument("--keep", type=int, default=KEEP)
     parser.add_argument("--stop-at", type=int)
     parser.add_argument("--compile", action="store_true", dest="compiles")
-    for name in ("lr", "weight-decay", "clip"):
-        parser.add_argument(f"--{name}", type=float, default=getattr(usual, name.replace("-", "_")))
-    for name in ("warmup", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
+    for name in RECIPE:
+        value = getattr(usual, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     own = vars(parser.parse_args(arguments))
-    names = ("lr", "warmup", "weight_decay", "clip", "seed")
-    recipe = Recipe(**{name: own.pop(name) for name in names})
+    recipe = Recipe(**{name: own.pop(name) for name in RECIPE})
     return Job(recipe=recipe, **own)
 
 

@@ -58,11 +58,19 @@ def validate(document: Document, schema: type[Schema]) -> Schema:
 
 
 def problem_at(
-    document: Document, place: Place, message: str, *, expected: str = "", hint: str = ""
+    document: Document,
+    place: Place,
+    message: str,
+    *,
+    expected: str = "",
+    hint: str = "",
+    key: bool = False,
 ) -> tuple[Mark, Problem]:
-    """A problem of what stands at ``place``, ready for ``Document.raise_problems``."""
-    where = document.where(place)
-    return document.mark(place), Problem(where=where, message=message, expected=expected, hint=hint)
+    """A problem of what stands at ``place``, or of its ``key``, ready for
+    ``Document.raise_problems``.
+    """
+    where, mark = document.where(place, key=key), document.mark(place, key=key)
+    return mark, Problem(where=where, message=message, expected=expected, hint=hint)
 
 
 _MESSAGES: Final = {
@@ -114,13 +122,9 @@ def _translated(
         return document.mark(place, key=True), problem
     if kind == "extra_forbidden":
         valid = sorted({name for owner in owners for name in owner.model_fields})
-        problem = Problem(
-            where=document.where(place, key=True),
-            message=f"unknown key {dotted(place)}",
-            expected="one of " + ", ".join(valid),
-            hint=nearest(last, valid),
-        )
-        return document.mark(place, key=True), problem
+        message, expected = f"unknown key {dotted(place)}", "one of " + ", ".join(valid)
+        hint = nearest(last, valid)
+        return problem_at(document, place, message, expected=expected, hint=hint, key=True)
     if kind == "union_tag_invalid" and not rest:
         place = (*place, "kind")
     return document.mark(place), _wrong_value(document, place, owners, error)
@@ -253,11 +257,8 @@ def _schemas_in(annotation: object) -> list[type[BaseModel]]:
 def _tag(owner: type[BaseModel]) -> str:
     """What stands for ``owner`` in pydantic's locations: its kind, or else its name."""
     kind = owner.model_fields.get("kind")
-    return (
-        str(get_args(kind.annotation)[0])
-        if kind and get_args(kind.annotation)
-        else (owner.__name__)
-    )
+    values = get_args(kind.annotation) if kind else ()
+    return str(values[0]) if values else owner.__name__
 
 
 def _described(owners: list[type[BaseModel]], key: str) -> str:

@@ -283,8 +283,4 @@ class _Reader:
         return value
 
     def _wrong(self, place: Place, message: str, expected: str, *, key: bool = False) -> None:
-        mark, problem = problem_at(self.document, place, message, expected=expected)
-        if key:
-            where = self.document.where(place, key=True)
-            problem = Problem(where=where, message=message, expected=expected)
-        self.problems.append((mark, problem))
+        self.problems.append(problem_at(self.document, place, message, expected=expected, key=key))

@@ -16,6 +16,7 @@ from profiles.fileschema import FileSchema, Name, Sources, Version
 from profiles.units import GB, GIB, TERA
 
 __all__ = [
+    "MAX_NODE_GPUS",
     "DeviceFile",
     "GpuLinkFile",
     "InlineDevice",
@@ -23,6 +24,7 @@ __all__ = [
     "IslandFile",
     "NicsFile",
     "NodeFile",
+    "NvlinkFile",
     "device_of",
     "node_of",
     "resized",

@@ -19,6 +19,7 @@ __all__ = [
     "LayerHeld",
     "LayerMemory",
     "LayerTime",
+    "LayerWrapping",
     "ModelFacts",
     "NoRoom",
     "Operation",

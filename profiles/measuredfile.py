@@ -136,8 +136,8 @@ class LayerWrappingFile(FileSchema):
     doubtful: bool = Field(False, description="The samples differ too much, or were disturbed.")
 
 
-class NoRoomFile(FileSchema):
-    """A layer that the device had no memory for."""
+class LayerShardFile(FileSchema):
+    """One layer's shard on one rank."""
 
     device: Device
     model: Where
@@ -147,6 +147,10 @@ class NoRoomFile(FileSchema):
     seq_len: Lengths
     precision: Numbers
     sequence_parallel: bool = False
+
+
+class NoRoomFile(LayerShardFile):
+    """A layer that the device had no memory for."""
 
 
 class OperatorTimeFile(FileSchema):
@@ -167,17 +171,9 @@ class OperatorTimeFile(FileSchema):
     doubtful: bool = False
 
 
-class LayerHeldFile(FileSchema):
+class LayerHeldFile(LayerShardFile):
     """What one layer holds on one rank."""
 
-    device: Device
-    model: Where
-    layer: Layer
-    tp: Count = 1
-    batch: Count
-    seq_len: Lengths
-    precision: Numbers
-    sequence_parallel: bool = False
     recompute: Words = "none"
     saved_mib: Measured = Field(description="From forward to backward.")
     transient_mib: Measured = Field(description="More than that at the peak.")

@@ -93,6 +93,11 @@ class ModelSpec:
         """Whether the head's projection is the embedding's matrix."""
         return any(isinstance(run.layer, Head) and run.layer.tied for run in self.runs)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether some of its blocks have experts."""
+        return "moe-block" in self.kinds
+
     @cached_property
     def params_total(self) -> int:
         """Parameters, a tied matrix once, multi-token-prediction modules left out."""

@@ -230,10 +230,10 @@ class _Reader:
         if size > GREATEST:
             self._wrong(line, f"{size} bytes", f"at most {GREATEST}")
             return None
-        if not times or not size:
-            why = "no time" if size else "an empty message"
-            if size:
-                self.notes.append(f"{self.path}:{line}: {why} or wrong results, left out")
+        if not size:  # an empty message
+            return None
+        if not times:
+            self.notes.append(f"{self.path}:{line}: no time or wrong results, left out")
             return None
         return size, min(times), float(f"{max(times) / min(times) - 1:.2g}")
 

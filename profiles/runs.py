@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -120,7 +120,6 @@ class RunsFile:
 
 _TORCH: Final = re.compile(r"\btorch (\d+\.\d+(?:/\d+\.\d+)?)")
 _READ: Final = {name: hint for name, hint in get_type_hints(MeasuredRun).items() if name != "where"}
-_OPTIONAL: Final = {f.name for f in fields(MeasuredRun) if f.name not in (*NEEDED, "where")}
 
 
 def read_runs(path: str | Path) -> RunsFile:
@@ -133,7 +132,8 @@ def read_runs(path: str | Path) -> RunsFile:
         return _read_record(Path(path))
     shown = str(path)
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    columns = _columns(shown, list(reader.fieldnames or []))
+    columns = list(reader.fieldnames or [])
+    _check_columns(shown, columns)
     problems: list[Problem] = []
     runs = []
     try:
@@ -205,8 +205,8 @@ def _text(path: str | Path) -> str:
     raise InputError(problem)
 
 
-def _columns(shown: str, names: list[str]) -> list[str]:
-    """The header. A needed column that is missing ends the reading at once."""
+def _check_columns(shown: str, names: list[str]) -> None:
+    """A header without a needed column, or with one twice, ends the reading at once."""
     missing = [name for name in NEEDED if name not in names]
     problems = [
         Problem(
@@ -224,7 +224,6 @@ def _columns(shown: str, names: list[str]) -> list[str]:
     ]
     if problems:
         raise InputError(problems)
-    return names
 
 
 def _run(where: str, cells: dict[str, Any], problems: list[Problem]) -> MeasuredRun | None:

@@ -29,6 +29,7 @@ from profiles.model import LayerRun, ModelSpec
 from profiles.nearest import nearest
 from profiles.shorthand import Catalog
 from profiles.training import AttentionKernel, GradDtype, LossKernel, Precision, TrainingSpec
+from profiles.units import GB
 
 if TYPE_CHECKING:
     from profiles.cluster import NodeSpec
@@ -44,7 +45,6 @@ ENCODERS: Final = re.compile(r"bert", re.IGNORECASE)
 NVL72_DOMAIN: Final = 64  # GPUs that jobs use of a 72-GPU link domain: whole powers of two
 MAX_NIC_BYTES_PER_S: Final = 110e9
 _RATE: Final = re.compile(r"(?:(\d+)x[^\d]*)?(\d+(?:\.\d+)?)\s*(Gb/s|GB/s)")
-_GIGA: Final = 1e9
 
 
 def stated(run: MeasuredRun, *names: str) -> tuple[int, ...]:
@@ -319,7 +319,7 @@ def _nics(run: MeasuredRun) -> tuple[int, float] | None:
         return None
     cards, rate, unit = int(found[1] or 1), float(found[2]), found[3]
     each = bool(re.match(r"\s*per (GPU|port)", run.inter_bw[found.end() :]))
-    rate *= _GIGA / (8 if unit == "Gb/s" else 1)
+    rate *= GB / (8 if unit == "Gb/s" else 1)
     if each:
         cards = 0
     elif found[1] is None:
@@ -329,8 +329,8 @@ def _nics(run: MeasuredRun) -> tuple[int, float] | None:
         raise InputError(
             Problem(
                 where=f"{run.where}:inter_bw",
-                message=f"is {run.inter_bw!r}, {rate / _GIGA:g} GB/s a card",
-                expected=f"at most {MAX_NIC_BYTES_PER_S / _GIGA:g} GB/s a card",
+                message=f"is {run.inter_bw!r}, {rate / GB:g} GB/s a card",
+                expected=f"at most {MAX_NIC_BYTES_PER_S / GB:g} GB/s a card",
                 hint="Gb/s given as GB/s?",
             )
         )

@@ -61,11 +61,6 @@ class GroupLink:
         """Bandwidth of a ring through the group: its narrowest link."""
         return min((level.bytes_per_s for level in self.levels), default=math.inf)
 
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether the group leaves its node."""
-        return any(level.leaves_node for level in self.levels)
-
 
 class Topology:
     """The tree of a cluster. ``levels`` 0 are the GPUs' links, then those of islands where any

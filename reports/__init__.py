@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from reports.outlook import outlook_report
     from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
-    from reports.sweep import sweep_answer, sweep_progress, sweep_report
+    from reports.sweep import sweep_answer, sweep_report
     from reports.terminal import (
         discard_stdout,
         print_report,
         profile_progress,
         progress_on_stderr,
+        sweep_progress,
         until_interrupt,
     )
     from reports.text import (
@@ -115,7 +116,7 @@ _MODULES: Final = {
     "schedule_report": "schedule",
     "smallest_answer": "answers",
     "sweep_answer": "sweep",
-    "sweep_progress": "sweep",
+    "sweep_progress": "terminal",
     "sweep_report": "sweep",
     "trace_answer": "trace",
     "until_interrupt": "terminal",

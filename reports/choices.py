@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.objective import Choice
+    from planner.spend import Spend
 
 __all__ = ["choices_answer", "choices_report"]
 
-TITLES = {
-    Objective.COST: ("Time against cost", "a step"),
-    Objective.ENERGY: ("Time against energy", "a step"),
-    Objective.TIME_TO_TARGET: ("Time to the target", "to target"),
+COLUMNS = {  # title, what is counted and how it is said
+    Objective.COST: ("Time against cost", "a step", money),
+    Objective.ENERGY: ("Time against energy", "a step", energy),
+    Objective.TIME_TO_TARGET: ("Time to the target", "to target", duration),
 }
 
 
@@ -48,7 +49,7 @@ def choices_answer(objective: Objective, choices: Sequence[Choice]) -> dict[str,
 
 def choices_report(objective: Objective, choices: Sequence[Choice]) -> list[RenderableType]:
     """One line a choice, fastest step first; the front is what no other choice beats in both."""
-    title, counted = TITLES[objective]
+    title, counted, words = COLUMNS[objective]
     table = plain_table(title)
     for name in ("GPUs", "global batch", "step", counted, "a Mtoken"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -56,21 +57,23 @@ def choices_report(objective: Objective, choices: Sequence[Choice]) -> list[Rend
     table.add_column("layout", overflow="fold")
     for each in sorted(choices, key=lambda choice: choice.step_s):
         plan = each.planned.plan
-        spend = spend_of(plan)
-        of_tokens = {
-            Objective.COST: (spend.price_per_million_tokens, money),
-            Objective.ENERGY: (spend.kwh_per_million_tokens, energy),
-        }
-        words = {Objective.COST: money, Objective.ENERGY: energy}.get(objective, duration)
-        per_tokens, word = of_tokens.get(objective, (spend.price_per_million_tokens, money))
         marks = ["chosen"] * (each is choices[0]) + ["front"] * each.on_front
         table.add_row(
             f"{each.gpus:,}",
             f"{each.global_batch:,}",
             seconds(each.step_s),
             words(each.value),
-            "" if per_tokens is None else word(per_tokens),
+            _of_tokens(objective, spend_of(plan)),
             ", ".join(marks),
             layout_words(plan.layout),
         )
     return [table]
+
+
+def _of_tokens(objective: Objective, spend: Spend) -> str:
+    """What a million tokens cost, in energy where that is the objective."""
+    if objective is Objective.ENERGY:
+        kwh = spend.kwh_per_million_tokens
+        return "" if kwh is None else energy(kwh)
+    price = spend.price_per_million_tokens
+    return "" if price is None else money(price)

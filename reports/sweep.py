@@ -1,28 +1,23 @@
-"""What-if answers: one table, one chart, and how long the rest will take."""
+"""What-if answers: one table and one chart."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from profiles.units import GIB
 from reports.tables import plain_table
 from reports.words import money, per_cent, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
 
     from planner.whatif import Outcome
 
-__all__ = ["sweep_answer", "sweep_progress", "sweep_report"]
+__all__ = ["sweep_answer", "sweep_report"]
 
 BAR: Final = 50  # characters of the longest
 EIGHTHS: Final = "▏▎▍▌▋▊▉█"
@@ -114,17 +109,3 @@ def _bar(part: float) -> str:
     eighths = max(1, round(BAR * part * 8))
     whole, rest = divmod(eighths, 8)
     return EIGHTHS[-1] * whole + (EIGHTHS[rest - 1] if rest else "")
-
-
-@contextmanager
-def sweep_progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar with the remaining time on stderr, one step further at each call; nothing where nobody
-    would see it.
-    """
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("planning", total=total)
-        yield lambda: progress.advance(task)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from planner.finalists import Finalist
 
 __all__ = [
+    "Stop",
     "discard_stdout",
     "print_report",
     "profile_progress",
     "progress_on_stderr",
+    "sweep_progress",
     "until_interrupt",
 ]
 
@@ -97,6 +99,28 @@ def profile_progress() -> Iterator[Callable[[int, int, str], None]]:
             progress.update(bar, completed=done, total=total, now=now)
 
         yield tell
+
+
+@contextmanager
+def sweep_progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar with the remaining time on stderr, one step further at each call; nothing where nobody
+    would see it.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("planning", total=total)
+        yield lambda: progress.advance(task)
 
 
 def _tenths() -> Callable[[int, int, str], None]:

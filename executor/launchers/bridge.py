@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "VERSIONS", "tell", "write"]
-
-VERSIONS: Final = ("067f987",)
+__all__ = ["KEYS", "tell", "write"]
 
 
 def _bridged(key: Key) -> Key:
@@ -154,8 +152,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         tuple(replace(key, name=f"--{key.name}") for key in KEYS),
         command,
         num_gpus=num_gpus or started or 1,
-        no_bearing=lambda name: bool(NO_BEARING.fullmatch(name.removeprefix("--"))),
-        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name.removeprefix("--"))),
+        no_bearing=lambda flag: NO_BEARING.fullmatch(flag.removeprefix("--")),
+        unmodelled=lambda flag: UNMODELLED.fullmatch(flag.removeprefix("--")),
     )
     told.started = started
     _settle(told)

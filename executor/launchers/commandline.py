@@ -90,19 +90,19 @@ def launch_line(source: Source, names: Iterable[str], *, forms: str) -> Command:
         if count >= ENOUGH or (count and len(command.tokens) <= _SHORT):
             found.append(command)
     if source.line is not None:
-        picked = [each for each in found if each.place.split(":")[-2] == str(source.line)]
+        picked = [each for each in found if each.line == str(source.line)]
         found = picked or found
     if len(found) == 1:
         return found[0]
     if not found:
         raise InputError(Problem(where=source.where, message="no launch line", expected=forms))
-    lines = ", ".join(each.place.split(":")[-2] for each in found)
+    lines = ", ".join(each.line for each in found)
     raise InputError(
         Problem(
             where=found[1].place,
             message=f"{len(found)} launch lines, in lines {lines}",
             expected="one",
-            hint=f"--line {found[0].place.split(':')[-2]} picks the first",
+            hint=f"--line {found[0].line} picks the first",
         )
     )
 
@@ -179,8 +179,8 @@ def read_flags(
     command: Command,
     *,
     num_gpus: int,
-    no_bearing: Callable[[str], bool],
-    unmodelled: Callable[[str], bool],
+    no_bearing: Callable[[str], object],
+    unmodelled: Callable[[str], object],
     known: Iterable[str] = (),
 ) -> Told:
     """The facts behind the flags of a command. Raises ``InputError`` with every value that is not

@@ -16,21 +16,17 @@ from costmodel.layout import NO_RECOMPUTE
 from executor.launchers.job import FULL, Heard
 from executor.launchers.launchlines import launch_script, placeholder, slurm_script
 from executor.launchers.mappings import read_document, read_mapping
-from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from executor.launchers.told import Key, Kind
 from profiles.errors import InputError, Problem
 from profiles.training import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from executor.launchers.commandline import Source
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["KEYS", "RULES", "VERSIONS", "hear", "say", "tell", "write"]
+__all__ = ["KEYS", "hear", "layer_values", "say", "tell", "write"]
 
-VERSIONS: Final = ("vocab_sdp", "embed_sdp")
 TEXT, SIZE, COUNT = Kind.TEXT, Kind.SIZE, Kind.COUNT
 SHARDS_WEIGHTS: Final = 3
 
@@ -62,9 +58,6 @@ KEYS: Final = (
     _key("world_size", "world", COUNT),
 )
 SCHEDULES: Final = {"gpipe": "gpipe", "1f1b": "pipedream_flush"}
-
-
-# --- the choices -----------------------------------------------------------------------------
 
 
 def say(job: Job, version: str) -> dict[str, Any]:
@@ -105,11 +98,11 @@ def _row(values: list[int]) -> str:
     return ",".join(map(str, values))
 
 
-def _list(told: Told, fact: str, usual: int = 0) -> tuple[int, ...]:
+def layer_values(told: Told, fact: str, usual: int = 0) -> tuple[int, ...]:
     """A comma-separated list; its length is that of tp_sizes_enc where it is not given."""
     text = getattr(told, fact)
     if text is None:
-        return (usual,) * len(_list(told, "tp_sizes")) if fact != "tp_sizes" else ()
+        return (usual,) * len(layer_values(told, "tp_sizes")) if fact != "tp_sizes" else ()
     parts = [part.strip() for part in str(text).split(",")]
     if not all(re.fullmatch(r"[0-9]{1,6}", part) for part in parts):
         message = f"{told.spelt(fact)} is {str(text)[:60]!r}"
@@ -120,7 +113,7 @@ def _list(told: Told, fact: str, usual: int = 0) -> tuple[int, ...]:
 
 def _one(told: Told, fact: str, usual: int = 1) -> int:
     """The one value of a list. Raises ``InputError`` where layers differ."""
-    values = _list(told, fact, usual)
+    values = layer_values(told, fact, usual)
     if len(set(values)) > 1:
         runs, first = [], 0
         for value, equal in groupby(values):
@@ -140,14 +133,14 @@ def hear(told: Told) -> Heard:
         raise InputError(Problem(where=where, message="tp_sizes_enc is missing"))
     tp, cp = _one(told, "tp_sizes"), _one(told, "cp_sizes")
     dp = max(1, told.num_gpus // (told.pp * tp * cp))
-    if any(_list(told, "ulysses")):
+    if any(layer_values(told, "ulysses")):
         told.unmodelled.append("use_sp: Ulysses sequence parallelism, estimated as tp")
     default = {"ddp": 0, "zero2": 2, "zero3": 3}.get(told.default_dp, 0)
-    zero = tuple(3 if own else default for own in _list(told, "dp_types"))
+    zero = tuple(3 if own else default for own in layer_values(told, "dp_types"))
     ends = told.embed_sdp if told.embed_sdp is not None else told.vocab_sdp
     if dp * cp == 1:
         zero, ends, default = (0,) * len(zero), 0, 0
-    checkpoints = _list(told, "checkpoints")
+    checkpoints = layer_values(told, "checkpoints")
     if told.vocab_tp != tp:
         told.notes.append(f"vtp {told.vocab_tp}: embedding and head are estimated with tp {tp}")
     batch, count = told.global_batch, told.chunks
@@ -165,13 +158,10 @@ def hear(told: Told) -> Heard:
         zero=zero,
         end_zero=3 if ends else default,
         sequence_parallel=tp > 1,
-        blocks=_list(told, "division") if told.division else None,
+        blocks=layer_values(told, "division") if told.division else None,
         recompute=tuple(FULL if own else NO_RECOMPUTE for own in checkpoints),
         training={"global_batch": batch},
     )
-
-
-# --- files -----------------------------------------------------------------------------------
 
 
 def write(job: Job, *, version: str) -> dict[str, str]:
@@ -218,111 +208,3 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
     if told.tp_sizes is not None:
         told.given.setdefault("num_layers", len(str(told.tp_sizes).split(",")))
     return told
-
-
-# --- rules -----------------------------------------------------------------------------------
-
-RUNTIME: Final = "core/runtime/hybrid_parallel_config.py"
-RULES: Final = Rulebook()
-
-
-@RULES.fails(f"{RUNTIME}: check_hp_config")
-def lists_have_a_value_for_each_layer(told: Told) -> Iterator[Broken]:
-    """Every list has as many values as the model has layers."""
-    if told.tp_sizes is None:
-        yield Broken("tp_sizes", "tp_sizes_enc is missing", "one value a layer")
-        return
-    layers = told.model_facts.get("num_layers") or len(_list(told, "tp_sizes"))
-    for fact in ("tp_sizes", "consecutive", "dp_types", "checkpoints", "cp_sizes", "ulysses"):
-        if told.says(fact) and len(_list(told, fact)) != layers:
-            message = f"{len(_list(told, fact))} values in {told.spelt(fact)} for {layers} layers"
-            yield Broken(fact, message, f"{layers} values")
-
-
-@RULES.fails(f"{RUNTIME}: check_hp_config")
-def tensor_divides_the_stage(told: Told) -> Iterator[Broken]:
-    """The tensor parallel degree of every layer divides the ranks of a stage."""
-    ranks = told.num_gpus // told.pp
-    if told.num_gpus % told.pp:
-        yield Broken("pp", f"{told.num_gpus} GPUs for {told.pp} stages", f"a multiple of {told.pp}")
-        return
-    for size in sorted(set(_list(told, "tp_sizes"))):
-        if size < 1 or ranks % size:
-            message = f"tp {size} on the {ranks} ranks of a stage"
-            yield Broken("tp_sizes", message, nearest_legal(size, divisors(ranks)))
-
-
-@RULES.fails(f"{RUNTIME}: get_hybrid_parallel_configs_api")
-def batch_divides(told: Told) -> Iterator[Broken]:
-    """The batch is a multiple of the ranks of a stage over the least tp and cp, vocabulary
-    included.
-    """
-    if not told.global_batch or told.tp_sizes is None:
-        return
-    least_tp = min(*_list(told, "tp_sizes"), told.vocab_tp)
-    least_cp = min(*_list(told, "cp_sizes", 1), told.vocab_cp)
-    unit = max(1, told.num_gpus // told.pp // max(1, least_tp) // max(1, least_cp))
-    if told.global_batch % unit:
-        low = told.global_batch // unit * unit
-        message = f"global_bsz {told.global_batch} for {unit} data parallel ranks"
-        yield Broken("global_batch", message, f"{low or unit} or {low + unit}")
-
-
-@RULES.fails(RUNTIME)
-def runtime_needs_batch_and_chunks(told: Told) -> Iterator[Broken]:
-    """The runtime reads global_bsz and chunks, which a plan of another search may lack (it has
-    world_size instead).
-    """
-    for fact in ("global_batch", "chunks"):
-        if getattr(told, fact) is None:
-            yield Broken(fact, f"{told.spelt(fact)} is missing", "at least 1")
-
-
-@RULES.fails(f"{RUNTIME}: get_pp_ranks_enc")
-def division_covers_the_layers(told: Told) -> Iterator[Broken]:
-    """pp_division has one number a stage, and they add up to the layers."""
-    if not told.division:
-        return
-    sizes, layers = _list(told, "division"), len(_list(told, "tp_sizes"))
-    if len(sizes) != told.pp or sum(sizes) != layers or min(sizes) < 1:
-        message = f"pp_division {told.division} for {told.pp} stages of {layers} layers"
-        yield Broken("division", message, f"{told.pp} numbers that add up to {layers}")
-
-
-@RULES.fails(f"{RUNTIME}: check_hp_config")
-def flags_are_zero_or_one(told: Told) -> Iterator[Broken]:
-    """Consecutive, ZeRO and checkpoint flags are 0 or 1."""
-    for fact in ("consecutive", "dp_types", "checkpoints", "ulysses"):
-        wrong = {value for value in _list(told, fact) if value not in (0, 1)}
-        if wrong:
-            yield Broken(fact, f"{min(wrong)} in {told.spelt(fact)}", "0 or 1")
-
-
-@RULES.fails("core/runtime/args_schema.py")
-def names_exist(told: Told) -> Iterator[Broken]:
-    """Pipelines are gpipe or pipedream_flush, data parallelism ddp, zero2 or zero3."""
-    if told.pipeline not in SCHEDULES.values():
-        yield Broken("pipeline", f"pipeline_type {told.pipeline}", ", ".join(SCHEDULES.values()))
-    if told.default_dp not in ("ddp", "zero2", "zero3"):
-        yield Broken("default_dp", f"default_dp_type {told.default_dp}", "ddp, zero2 or zero3")
-
-
-@RULES.trap(f"{RUNTIME}: only vocab_sdp is read")
-def old_name_of_vocabulary_sharding(told: Told) -> Iterator[Broken]:
-    """embed_sdp, as the search and the example write it, is not read by the runtime."""
-    if told.says("embed_sdp") and not told.says("vocab_sdp") and told.embed_sdp:
-        message = "embed_sdp is ignored: embedding and head are not sharded"
-        yield Broken("embed_sdp", message, "vocab_sdp")
-
-
-@RULES.trap("core/runtime: micro-batches of unequal size")
-def micro_batches_are_equal(told: Told) -> Iterator[Broken]:
-    """The batch of a replica is a multiple of its chunks."""
-    if not (told.global_batch and told.chunks and told.tp_sizes):
-        return
-    least = max(1, min(_list(told, "tp_sizes")) * min(_list(told, "cp_sizes", 1)))
-    dp = max(1, told.num_gpus // told.pp // least)
-    share = told.global_batch // dp
-    if share % told.chunks:
-        message = f"{share} sequences of a replica in {told.chunks} chunks"
-        yield Broken("chunks", message, nearest_legal(told.chunks, divisors(share)))

@@ -6,7 +6,8 @@ launcher was told, in the same terms; ``arranged`` makes the layout of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import NO_RECOMPUTE, ContextComm, Recompute, RecomputeKind
@@ -15,15 +16,17 @@ from planner.choices import ORDERS, Degrees
 from planner.rules import broken_rules, num_microbatches
 from planner.space import SearchSpace
 from profiles.errors import InputError, Problem
-from profiles.layers import Block, Embedding, ExpertFeedForward, Head
+from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from costmodel.layout import Layout
     from executor.launchers.told import Told
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
-__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "has_experts"]
+__all__ = ["FULL", "Heard", "Job", "arranged", "first_of_chunks", "most_of_a_chunk"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 
@@ -69,20 +72,8 @@ class Job:
     @property
     def full_per_chunk(self) -> int:
         """Blocks that the chunk which recomputes most does in full."""
-        most, position, options = 0, 0, self.blocks
-        for size in self.setup.blocks:
-            own = options[position : position + size]
-            most = max(most, sum(option.kind is RecomputeKind.FULL for option in own))
-            position += size
-        return most
-
-
-def has_experts(model: ModelSpec) -> bool:
-    """Whether blocks of the model have experts."""
-    return any(
-        isinstance(run.layer, Block) and isinstance(run.layer.feed_forward, ExpertFeedForward)
-        for run in model.runs
-    )
+        full = (option.kind is RecomputeKind.FULL for option in self.blocks)
+        return most_of_a_chunk(self.setup.blocks, full)
 
 
 @dataclass(kw_only=True)
@@ -138,7 +129,7 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
     if problems:
         raise InputError(problems)
     assert micro_batch is not None
-    expert_tp = heard.expert_tp or (heard.tp if has_experts(model) else 1)
+    expert_tp = heard.expert_tp or (heard.tp if model.has_experts else 1)
     schedule = heard.schedule or ("1f1b" if heard.chunks == 1 else "interleaved-1f1b")
     degrees = Degrees(
         heard.tp, heard.cp, heard.ep, expert_tp, heard.pp, dp, micro_batch, heard.chunks,
@@ -153,8 +144,7 @@ def arranged(heard: Heard, inputs: Inputs, told: Told) -> Layout:
     if problems:
         raise InputError(problems)
     setup = Setup(
-        **{name: value for name, value in degrees._asdict().items() if name != "micro_batch"},
-        micro_batch=micro_batch,
+        **degrees._asdict(),
         num_microbatches=num_microbatches(training, dp=dp, micro_batch=micro_batch),
         shard_group=group,
         order=ORDERS["tp-cp-ep-pp-dp"] if heard.stages_between else ORDER,
@@ -201,13 +191,14 @@ def _recompute(heard: Heard, model: ModelSpec, blocks: tuple[int, ...]) -> tuple
     return of_blocks(model, heard.recompute)
 
 
+def most_of_a_chunk(blocks: tuple[int, ...], marked: Iterable[bool]) -> int:
+    """The most blocks of one chunk that are marked; ``marked`` has one entry a block."""
+    rest = iter(marked)
+    return max(sum(islice(rest, size)) for size in blocks)
+
+
 def first_of_chunks(blocks: tuple[int, ...], count: int) -> tuple[Recompute, ...]:
     """The first ``count`` blocks of every chunk in full, the others kept."""
     return tuple(
         FULL if position < count else NO_RECOMPUTE for size in blocks for position in range(size)
     )
-
-
-def with_model(told: Told, facts: dict[str, Any]) -> Told:
-    """What was told, beside facts of a model that the user named."""
-    return replace(told, model_facts=facts)

@@ -1,4 +1,4 @@
-"""Configuration files of launchers -> what they were told: JSON, YAML and TOML as one flat table.
+"""Configuration files of launchers as one flat table: read from JSON, YAML and TOML, and written.
 
 ``zero_optimization: {stage: 2}`` is the key ``zero_optimization.stage``. Places are those of the
 file where its parser says them.
@@ -16,16 +16,29 @@ from profiles.errors import InputError, Problem
 from profiles.nearest import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from executor.launchers.commandline import Source
     from executor.launchers.told import Key
     from profiles.yamlfile import Document, Place
 
-__all__ = ["read_document", "read_mapping"]
+__all__ = ["nested", "read_document", "read_mapping"]
 
 _MOST_KEYS: Final = 5_000
 AUTO: Final = "auto"  # what Hugging Face fills in from the training script
+
+
+def nested(keys: Iterable[Key], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of a table: each key that has a fact, inside the mappings that its name says."""
+    config: dict[str, Any] = {}
+    for key in keys:
+        if key.fact in facts:
+            inner = config
+            *path, last = key.name.split(".")
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = facts[key.fact]
+    return config
 
 
 def read_document(source: Source) -> Document:
@@ -73,8 +86,8 @@ def read_mapping(
     document: Document,
     *,
     num_gpus: int,
-    no_bearing: Callable[[str], bool],
-    unmodelled: Callable[[str], bool],
+    no_bearing: Callable[[str], object],
+    unmodelled: Callable[[str], object],
 ) -> Told:
     """The facts of a document. Raises ``InputError`` with every value that is not of its kind."""
     names = by_name(keys)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.layout import NO_RECOMPUTE, Axis, ContextComm, Recompute, RecomputeKind
 from executor.launchers.job import FULL, Heard
 from executor.launchers.megatronmodel import hear_model, say_model
-from executor.launchers.modelfacts import facts_of_model
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
 
 if TYPE_CHECKING:
     from executor.launchers.job import Job
     from executor.launchers.told import Told
 
-__all__ = ["hear", "modules_of", "say", "stage_layers"]
+__all__ = ["hear", "modules_of", "num_chunks", "say", "stage_layers"]
 
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 FP8_RECIPES: Final = {
@@ -39,7 +38,7 @@ def say(job: Job) -> dict[str, Any]:
         "cp": s.cp,
         "cp_comm": (CP_COMM[s.cp_comm],),
         "ep": s.ep,
-        **({"expert_tp": s.expert_tp} if "num_experts" in facts_of_model(job.model) else {}),
+        **({"expert_tp": s.expert_tp} if job.model.has_experts else {}),
         "sequence_parallel": s.sequence_parallel,
         "stages_between": s.order.index(Axis.PP) < s.order.index(Axis.DP) and min(s.pp, s.dp) > 1,
         "micro_batch": s.micro_batch,
@@ -91,9 +90,6 @@ def _hear_context(told: Told) -> ContextComm:
     return ways.get(next(iter(said), ""), ContextComm.RING)
 
 
-# --- where the chain is cut ------------------------------------------------------------------
-
-
 def _say_cut(job: Job) -> dict[str, Any]:
     s = job.setup
     if s.pp == 1:
@@ -124,24 +120,30 @@ def stage_layers(text: str) -> list[str]:
 _MOST_LAYERS: Final = 10_000
 
 
+def num_chunks(told: Told) -> int:
+    """Virtual stages of a rank, 1 without."""
+    if told.stage_layout:
+        return int(max(1, len(stage_layers(told.stage_layout)) // told.pp))
+    if told.virtual_layers and told.num_layers:
+        ends = int(told.count_embedding) + int(told.count_loss)
+        return int(max(1, (told.num_layers + ends) // told.pp // told.virtual_layers))
+    return int(told.virtual_stages or 1)
+
+
 def _hear_cut(told: Told) -> tuple[tuple[int, ...] | None, int]:
     """Blocks of each chunk (None: even), and chunks a stage."""
-    pp, layers = told.pp, told.num_layers
+    layers, chunks = told.num_layers, num_chunks(told)
     if told.stage_layout:
-        sizes = tuple(stage.count("t") for stage in stage_layers(told.stage_layout))
-        return sizes, max(1, len(sizes) // pp)
+        return tuple(stage.count("t") for stage in stage_layers(told.stage_layout)), chunks
     ends = int(told.count_embedding) + int(told.count_loss)
-    chunks = told.virtual_stages or 1
-    if told.virtual_layers and layers:
-        chunks = max(1, (layers + ends) // pp // told.virtual_layers)
     if layers is None:
         return None, chunks
     if told.first_layers or told.last_layers:
         return _with_ends(told, layers, chunks), chunks
     if not ends:
         return None, chunks
-    share = (layers + ends) // (pp * chunks)
-    each = [share] * (pp * chunks)
+    share = (layers + ends) // (told.pp * chunks)
+    each = [share] * (told.pp * chunks)
     each[0] -= int(told.count_embedding)
     each[-1] -= int(told.count_loss)
     return tuple(each), chunks
@@ -154,9 +156,6 @@ def _with_ends(told: Told, layers: int, chunks: int) -> tuple[int, ...]:
     share = (layers - first - last) // max(1, inner)
     stages = [*([first] if first else []), *([share] * inner), *([last] if last else [])]
     return tuple(size // chunks for _ in range(chunks) for size in stages)
-
-
-# --- data parallelism ------------------------------------------------------------------------
 
 
 def _say_sharding(job: Job) -> dict[str, Any]:
@@ -190,9 +189,6 @@ def _hear_zero(told: Told) -> int:
     if told.megatron_fsdp:
         return FSDP_STAGES[told.fsdp_strategy]
     return int(told.distributed_optimizer)
-
-
-# --- recomputation ---------------------------------------------------------------------------
 
 
 def _say_recompute(job: Job) -> dict[str, Any]:
@@ -238,9 +234,6 @@ def modules_of(told: Told) -> tuple[str, ...]:
     """What selective recomputation names, as words or in a list: ``[layernorm, mlp]``."""
     text = " ".join(told.recompute_modules or ("core_attn",))
     return tuple(word for word in re.split(r"[\s,\[\]'\"]+", text) if word)
-
-
-# --- precision and kernels -------------------------------------------------------------------
 
 
 def _say_precision(job: Job) -> dict[str, Any]:

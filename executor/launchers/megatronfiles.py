@@ -35,9 +35,6 @@ ALWAYS: Final = ("tp", "pp", "micro_batch", "global_batch", "seq_len", "position
 FSDP: Final = 2
 
 
-# --- written ---------------------------------------------------------------------------------
-
-
 def write(job: Job, *, version: str) -> dict[str, str]:  # noqa: ARG001 - one version so far
     """The files of a job."""
     notes = [
@@ -109,9 +106,6 @@ def _argument(key: Key, value: Any) -> str:
     return " ".join([key.name, *(quoted(word) for word in words)])
 
 
-# --- read ------------------------------------------------------------------------------------
-
-
 @cache
 def known_flags() -> frozenset[str]:
     """Every argument of Megatron-LM that has no fact."""
@@ -130,7 +124,7 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:  # noqa
         command,
         num_gpus=num_gpus or started or 1,
         no_bearing=known_flags().__contains__,
-        unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+        unmodelled=UNMODELLED.fullmatch,
         known=known_flags(),
     )
     told.started = started

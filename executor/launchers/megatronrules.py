@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from executor.launchers import commonrules as common
 from executor.launchers.commonrules import multiples, replicas
+from executor.launchers.megatron import num_chunks
 from executor.launchers.megatronmodel import layers_of_pattern
-from executor.launchers.megatronstages import ARGUMENTS, CONFIG, STAGES, num_chunks
+from executor.launchers.megatronstages import ARGUMENTS, CONFIG, STAGES
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 from profiles.errors import InputError
 
@@ -31,9 +32,6 @@ RULES = Rulebook(*common.REPLICATED_HEADS, *common.WIDTHS, *common.SEQUENCE, *co
 
 def _fsdp(told: Told) -> bool:
     return bool(told.torch_fsdp2 or told.megatron_fsdp)
-
-
-# --- ranks -----------------------------------------------------------------------------------
 
 
 @RULES.fails(ARGUMENTS)
@@ -99,9 +97,6 @@ def sequence_parallel_without_tensor(told: Told) -> Iterator[Broken]:
     if told.sequence_parallel and told.tp == 1:
         message = f"{told.spelt('sequence_parallel')} is turned off at tp 1"
         yield Broken("sequence_parallel", message, "tp at least 2, or leave it out")
-
-
-# --- data parallelism ------------------------------------------------------------------------
 
 
 @RULES.fails(ARGUMENTS)
@@ -195,9 +190,6 @@ def connections_with_tensor_or_context(told: Told) -> Iterator[Broken]:
         shown = "is not set" if value is None else f"is {value}"
         message = f"CUDA_DEVICE_MAX_CONNECTIONS {shown} with {fact} {getattr(told, fact)}"
         yield Broken(fact, message, "export CUDA_DEVICE_MAX_CONNECTIONS=1")
-
-
-# --- batch, precision, model -----------------------------------------------------------------
 
 
 @RULES.fails(ARGUMENTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from executor.launchers.commonrules import multiples, replicas
-from executor.launchers.megatron import modules_of, stage_layers
+from executor.launchers.megatron import modules_of, num_chunks, stage_layers
 from executor.launchers.rulebook import Broken, Rulebook, divisors, nearest_legal
 
 if TYPE_CHECKING:
@@ -13,24 +13,13 @@ if TYPE_CHECKING:
 
     from executor.launchers.told import Told
 
-__all__ = ["ARGUMENTS", "CONFIG", "STAGES", "num_chunks"]
+__all__ = ["ARGUMENTS", "CONFIG", "STAGES"]
 
 ARGUMENTS = "training/arguments.py: validate_args"
 CONFIG = "core/transformer/transformer_config.py"
 SCHEDULES = "core/pipeline_parallel/schedules.py, when training starts"
 
 RULES = Rulebook()
-
-
-def num_chunks(told: Told) -> int:
-    """Virtual stages of a rank, 1 without."""
-    if told.stage_layout:
-        stages: int = len(stage_layers(told.stage_layout))
-        return int(max(1, stages // told.pp))
-    if told.virtual_layers and told.num_layers:
-        ends = int(told.count_embedding) + int(told.count_loss)
-        return int(max(1, (told.num_layers + ends) // told.pp // told.virtual_layers))
-    return int(told.virtual_stages or 1)
 
 
 def _microbatches(told: Told) -> int:
@@ -175,9 +164,6 @@ def enough_microbatches_for_virtual_stages(told: Told) -> Iterator[Broken]:
     elif 0 < count % group < pp:
         message = f"{count} micro-batches leave {count % group} for the last group of {group}"
         yield Broken("global_batch", message, multiples(unit * count, unit * group))
-
-
-# --- recomputation ---------------------------------------------------------------------------
 
 
 @RULES.fails(CONFIG)

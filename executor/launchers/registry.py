@@ -29,7 +29,6 @@ class Launcher:
     choices: str
     rules: str
     versions: tuple[str, ...]
-    states_model: bool = False
 
     def write(self, job: Job, version: str) -> dict[str, str]:
         """The files of a job by name."""
@@ -66,7 +65,6 @@ _LAUNCHERS: Final = {
             choices="megatron",
             rules="megatronrules",
             versions=("d98e8a6",),
-            states_model=True,
         ),
         Launcher(
             name="megatron-bridge",
@@ -74,7 +72,6 @@ _LAUNCHERS: Final = {
             choices="megatron",
             rules="megatronrules",
             versions=("067f987",),
-            states_model=True,
         ),
         Launcher(
             name="torchtitan",
@@ -87,21 +84,21 @@ _LAUNCHERS: Final = {
             name="deepspeed",
             files="deepspeed",
             choices="deepspeed",
-            rules="deepspeed",
+            rules="deepspeedrules",
             versions=("0.19.8",),
         ),
         Launcher(
             name="accelerate",
             files="accelerate",
             choices="accelerate",
-            rules="accelerate",
+            rules="acceleraterules",
             versions=("1.15.0",),
         ),
         Launcher(
             name="galvatron",
             files="galvatron",
             choices="galvatron",
-            rules="galvatron",
+            rules="galvatronrules",
             versions=("vocab_sdp", "embed_sdp"),
         ),
     )

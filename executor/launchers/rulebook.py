@@ -47,7 +47,6 @@ class Finding:
 
     rule: Rule
     where: str
-    key: str
     message: str
     valid: str
 
@@ -93,7 +92,6 @@ class Rulebook:
             Finding(
                 rule=rule,
                 where=told.where(broken.fact),
-                key=told.spelt(broken.fact),
                 message=broken.message,
                 valid=broken.valid,
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from executor.launchers.shellwords import Statement, UnclosedError, Word, statements
+from executor.launchers.shellwords import UnclosedError, Word, statements
 from profiles import yamlfile
 from profiles.errors import InputError, Problem
 
@@ -54,6 +54,11 @@ class Command:
         """Where it begins."""
         return self.tokens[0].place
 
+    @property
+    def line(self) -> str:
+        """The number of the line in which it begins."""
+        return self.place.split(":")[-2]
+
 
 def commands_of_file(path: str, values: Mapping[str, str]) -> list[Command]:
     """The commands of a script, with those of the files that it sources."""
@@ -90,7 +95,7 @@ class _Shell:
             if words:
                 self._command(words)
 
-    def _statements(self, text: str, *, operators: bool = True) -> list[Statement]:
+    def _statements(self, text: str, *, operators: bool = True) -> list[list[Word]]:
         try:
             return statements(text, operators=operators)
         except UnclosedError as unclosed:
@@ -99,11 +104,9 @@ class _Shell:
                 Problem(where=where, message="a quote begins here and does not end")
             ) from None
 
-    # --- conditions --------------------------------------------------------------------------
-
-    def _past_control(self, statement: Statement) -> list[Word]:
+    def _past_control(self, statement: list[Word]) -> list[Word]:
         """The words behind ``then``, ``else`` and such; conditions are judged on the way."""
-        words = list(statement.words)
+        words = list(statement)
         while words and words[0].literal in _CONTROL:
             control = words.pop(0).literal
             if control in ("if", "elif"):
@@ -152,8 +155,6 @@ class _Shell:
             inner = _test(texts[1:])
             return None if inner is None else not inner
         return _test(texts)
-
-    # --- commands ----------------------------------------------------------------------------
 
     def _command(self, words: list[Word]) -> None:
         live = self._live
@@ -209,8 +210,6 @@ class _Shell:
             value = before + value if word.items is not None else ["".join(before + value)]
         self.values[name] = value
 
-    # --- values ------------------------------------------------------------------------------
-
     def _expand(self, word: Word) -> Iterator[Token]:
         """The words that a word becomes."""
         place = f"{self.path}:{word.line}:{word.column}"
@@ -254,7 +253,7 @@ class _Shell:
         return [] if part.name in ("@", "*") else [_unknown(f"${part.name}")]
 
     def _default(self, part: Part) -> list[str]:
-        words = (word for statement in self._statements(part.default) for word in statement.words)
+        words = (word for statement in self._statements(part.default) for word in statement)
         return [" ".join(text for word in words for text in self._texts(word))]
 
     def _arithmetic(self, text: str) -> str:

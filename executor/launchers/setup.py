@@ -7,7 +7,7 @@ other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from costmodel.layout import Recompute
     from profiles.model import ModelSpec
 
-__all__ = ["Setup", "layout_of", "setup_of"]
+__all__ = ["ORDER", "Setup", "layout_of", "of_blocks", "setup_of"]
 
 ORDER = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
+DEGREES = ("tp", "cp", "ep", "expert_tp", "dp")  # that a mesh and its strategies both say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def setup_of(model: ModelSpec, layout: Layout) -> Setup:
 
 def layout_of(model: ModelSpec, setup: Setup) -> Layout:
     """The layout of choices that fit the model: ``sum(blocks)`` layers carry a number."""
-    degrees = {f.name: getattr(setup, f.name) for f in fields(Setup) if f.name in _SHARED}
+    degrees = {name: getattr(setup, name) for name in DEGREES}
     mesh = Mesh(**degrees, pp=setup.pp, order=setup.order)
     strategies = [
         Strategy(
@@ -143,9 +144,6 @@ def layout_of(model: ModelSpec, setup: Setup) -> Layout:
         num_microbatches=setup.num_microbatches,
         chunks=tuple(chunks),
     )
-
-
-_SHARED = ("tp", "cp", "ep", "expert_tp", "dp")
 
 
 def of_blocks(model: ModelSpec, blocks: tuple[Recompute, ...]) -> tuple[Recompute, ...]:

@@ -6,10 +6,10 @@ Only the form is read here; ``executor.launchers.script`` gives variables their 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Part", "Statement", "UnclosedError", "Word", "statements"]
+__all__ = ["Part", "UnclosedError", "Word", "statements"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
 _BRACED: Final = re.compile(
@@ -64,17 +64,10 @@ class Word:
         return self.parts[0].text if self.parts and not self.parts[0].name else ""
 
 
-@dataclass(slots=True)
-class Statement:
-    """The words up to the end of a command, and the operator that ends it."""
-
-    words: list[Word] = field(default_factory=list)
-    end: str = ""
-
-
-def statements(text: str, *, operators: bool = True) -> list[Statement]:
-    """The commands of a text in order. Without ``operators`` the text is one list of words, in
-    which ``|``, ``;``, ``&`` and brackets are letters like others. Raises ``UnclosedError``.
+def statements(text: str, *, operators: bool = True) -> list[list[Word]]:
+    """The words of each command of a text, in order. Without ``operators`` the text is one list of
+    words, in which ``|``, ``;``, ``&`` and brackets are letters like others. Raises
+    ``UnclosedError``.
     """
     return _Lexer(text, operators=operators).statements()
 
@@ -86,8 +79,6 @@ class _Lexer:
         self.brackets = "()" if operators else ""
         self.text, self.at = text.replace("\r\n", "\n"), 0
         self.line, self.line_start = 1, 0
-
-    # --- characters --------------------------------------------------------------------------
 
     def _next(self, count: int = 1) -> str:
         taken = self.text[self.at : self.at + count]
@@ -113,21 +104,18 @@ class _Lexer:
             else:
                 return
 
-    # --- statements --------------------------------------------------------------------------
-
-    def statements(self) -> list[Statement]:
-        found, current, heredoc = [], Statement(), ""
+    def statements(self) -> list[list[Word]]:
+        found: list[list[Word]] = [[]]
+        heredoc = ""
         while True:
             self._skip_blank()
             if self.at >= len(self.text):
-                found.append(current)
-                return [each for each in found if each.words]
+                return [words for words in found if words]
             operator = next((each for each in self.operators if self._starts(each)), "")
             if self._starts("\n") or operator:
-                current.end = self._next(len(operator) or 1)
-                found.append(current)
-                current = Statement()
-                if current.end == "" and heredoc:
+                end = self._next(len(operator) or 1)
+                found.append([])
+                if heredoc and end == "\n":
                     self._skip_heredoc(heredoc)
                     heredoc = ""
             elif self.text[self.at] in self.brackets:
@@ -136,7 +124,7 @@ class _Lexer:
                 heredoc = match[1]
                 self._next(len(match[0]))
             else:
-                current.words.append(self._word())
+                found[-1].append(self._word())
 
     def _skip_heredoc(self, end: str) -> None:
         while self.at < len(self.text):
@@ -145,8 +133,6 @@ class _Lexer:
             line = self._next(stop - self.at)
             if line.strip() == end:
                 return
-
-    # --- words -------------------------------------------------------------------------------
 
     def _word(self) -> Word:
         line, column = self.line, self.at - self.line_start + 1

@@ -57,7 +57,6 @@ REGISTRY: Final = {
 # Its selective checkpointing keeps the outputs of every second matrix product and of attention;
 # recomputing norms and activations is the nearest that an estimate knows.
 BY_OPERATOR: Final = Recompute(RecomputeKind.SELECTIVE, ("layernorm", "mlp"))
-# --- the choices -----------------------------------------------------------------------------
 
 
 def say(job: Job, version: str) -> dict[str, Any]:
@@ -221,9 +220,6 @@ def _usual_cut(told: Told, stages: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-# --- files -----------------------------------------------------------------------------------
-
-
 def write(job: Job, *, version: str) -> dict[str, str]:
     """The files of a job."""
     module, config = REGISTRY.get(job.model.name, ("", ""))
@@ -284,8 +280,8 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
             tuple(key for key in keys if key.fact != "recompute"),  # there a section of its own
             read_document(source),
             num_gpus=num_gpus or 1,
-            no_bearing=lambda name: bool(NO_BEARING.fullmatch(name)),
-            unmodelled=lambda name: bool(UNMODELLED.fullmatch(name)),
+            no_bearing=NO_BEARING.fullmatch,
+            unmodelled=UNMODELLED.fullmatch,
         )
         told.notes.append("TOML files are of torchtitan before 0.3: newer ones take flags")
         return told
@@ -303,16 +299,17 @@ def tell(source: Source, *, num_gpus: int | None, version: str) -> Told:
         flags,
         command,
         num_gpus=num_gpus or started or 1,
-        no_bearing=lambda name: bool(
-            NO_BEARING.fullmatch(name.removeprefix("--").replace("-", "_"))
-        ),
-        unmodelled=lambda name: bool(
-            UNMODELLED.fullmatch(name.removeprefix("--").replace("-", "_"))
-        ),
+        no_bearing=lambda flag: NO_BEARING.fullmatch(_section(flag)),
+        unmodelled=lambda flag: UNMODELLED.fullmatch(_section(flag)),
     )
     told.started = started
     told.given["recompute_last"] = _last_is_subcommand(found.tokens)
     return told
+
+
+def _section(flag: str) -> str:
+    """A flag as the table's sections spell it."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _spellings(names: Iterable[str]) -> set[str]:

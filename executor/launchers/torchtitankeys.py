@@ -11,9 +11,8 @@ from typing import Final
 
 from executor.launchers.told import Key, Kind
 
-__all__ = ["KEYS", "NO_BEARING", "UNMODELLED", "VERSIONS"]
+__all__ = ["KEYS", "NO_BEARING", "UNMODELLED"]
 
-VERSIONS: Final = ("0.3.0", "main")
 SIZE, TEXT, WORDS, SWITCH = Kind.SIZE, Kind.TEXT, Kind.WORDS, Kind.SWITCH
 
 

@@ -1,1 +1,1 @@
-"""The profiler: layers, operators and memory measured on a device, through the native executor."""
+"""The profiler: measures layers, operators, memory and links through the native executor."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from executor.profiler.linkpoints import ELEMENT
 from profiles.measured import Operation
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from executor.profiler.linkpoints import LinkPoint
 
 __all__ = ["LinkCall", "call_of", "start_of"]
-
-ELEMENT: Final = 4
 
 
 class LinkCall(NamedTuple):

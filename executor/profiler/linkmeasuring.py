@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from executor.launch import Nodes, check_meeting, run_ranks
 from executor.profiler.measuring import device_kind, device_name
 from profiles.catalog import load_cluster
 from profiles.errors import InputError, Problem
@@ -19,7 +20,6 @@ from profiles.measuredfile import profile_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from executor.launch import Nodes
     from executor.profiler.linksession import LinkSession
     from profiles.cluster import ClusterSpec
 
@@ -34,7 +34,6 @@ class MeasuredLinks(NamedTuple):
     """A profile, its file, and notes on what is not in it."""
 
     profile: Profile
-    cluster: ClusterSpec
     text: str
     notes: list[str]
 
@@ -49,7 +48,6 @@ def measure_links(
     """The profile of a cluster's links, None on a node without rank 0, which has it. Raises
     ``InputError`` or ``JobError``, and ``KeyboardInterrupt`` where it was stopped.
     """
-    from executor.launch import check_meeting, run_ranks  # noqa: PLC0415 - torch
     from executor.profiler.linksession import (  # noqa: PLC0415 - torch
         METHOD,
         figures_of,
@@ -86,21 +84,16 @@ def measure_links(
     )
     roomless = without_room(session, journal)
     notes = [f"no memory for {point}" for point in roomless]
-    left = len(session.points) - len(figures) - len(roomless)
-    notes += [f"the budget is spent: {left} of {len(session.points)} points are left out"] * (
-        left > 0
-    )
-    doubtful = sum(entry.doubtful for entry in times)
-    notes += [
-        f"{doubtful} of {len(times)} points are doubtful: is something else running there?"
-    ] * (doubtful > 0)
-    return MeasuredLinks(profile, own, HEADER + profile_text(profile), notes)
+    if left := len(session.points) - len(figures) - len(roomless):
+        notes.append(f"the budget is spent: {left} of {len(session.points)} points are left out")
+    if doubtful := sum(entry.doubtful for entry in times):
+        told = f"{doubtful} of {len(times)} points are doubtful"
+        notes.append(f"{told}: is something else running there?")
+    return MeasuredLinks(profile, HEADER + profile_text(profile), notes)
 
 
 def _where(cluster: str | None, kind: str, flags: Mapping[str, Any]) -> tuple[ClusterSpec, Nodes]:
     """The cluster, and what runs on this node. Raises ``InputError`` where they do not agree."""
-    from executor.launch import Nodes  # noqa: PLC0415 - torch, underneath
-
     count, ranks = flags["nnodes"], flags["nproc"]
     if cluster is None:
         count, ranks = count or 1, ranks or _local_devices(kind)
@@ -118,8 +111,8 @@ def _where(cluster: str | None, kind: str, flags: Mapping[str, Any]) -> tuple[Cl
     if own.num_gpus == 1:
         message = "one rank has no links"
         raise InputError(Problem(where="--nproc", message=message, expected="at least 2 ranks"))
-    where = {"endpoint": flags["rdzv_endpoint"], "id": flags["rdzv_id"]}
-    return own, Nodes(count=count, ranks=ranks, **where)
+    endpoint, job = flags["rdzv_endpoint"], flags["rdzv_id"]
+    return own, Nodes(count=count, ranks=ranks, endpoint=endpoint, id=job)
 
 
 def _local_devices(kind: str) -> int:
@@ -160,7 +153,6 @@ def _session(
     from executor.profiler.linksession import LinkSession  # noqa: PLC0415 - torch
 
     return LinkSession(
-        cluster=cluster.name,
         device=kind,
         backend=facts.backend,
         points=tuple(link_points(cluster, largest=flags["largest"])),

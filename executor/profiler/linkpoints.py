@@ -16,7 +16,7 @@ from profiles.topology import Topology
 if TYPE_CHECKING:
     from profiles.cluster import ClusterSpec
 
-__all__ = ["SIZES", "LinkPoint", "RankGroups", "link_groups", "link_points"]
+__all__ = ["ELEMENT", "LinkPoint", "RankGroups", "link_groups", "link_points"]
 
 # From 1 KiB to 1 GiB; the middle says most, what lies between two others less, the dearest is last.
 SIZES: Final = tuple(2**power for power in (20, 24, 16, 10, 26, 22, 18, 12, 14, 28, 30))

@@ -202,47 +202,54 @@ class LinkRank:
                     call.run(*made)
             return clock.take()[USED] / repeats
 
-        for _ in range(WARM_UP):
-            (once_s,) = self._slowest([self._elapsed(lambda: spent_s(1), 1)])
-        repeats = min(MOST_REPEATS, ceil(SAMPLE_USED_S / once_s))
-        count = min(MOST, max(FEWEST, int(ENOUGH_USED_S / (repeats * once_s))))
-        if once_s > LONG_S:
-            count = FEW
-        own = []
-        for _ in range(count):
-            dist.barrier(group=self.control)
-            own.append(spent_s(repeats))
-        return self._mean(own)
+        return self._mean(
+            self._sampled(
+                lambda: spent_s(1), spent_s, sample_s=SAMPLE_USED_S, enough_s=ENOUGH_USED_S
+            )
+        )
 
     def _timed(self, call: Callable[[], object]) -> list[float]:
-        """Samples of a call, all ranks starting together."""
+        """Samples of calls in a row."""
+        return self._slowest(
+            self._sampled(
+                call,
+                lambda repeats: self._elapsed(call, repeats) / repeats,
+                sample_s=SAMPLE_S,
+                enough_s=ENOUGH_S,
+            )
+        )
+
+    def _sampled(
+        self,
+        once: Callable[[], object],
+        spent_s: Callable[[int], float],
+        *,
+        sample_s: float,
+        enough_s: float,
+    ) -> list[float]:
+        """Samples of ``spent_s``, the seconds of one of so many calls, all ranks starting together.
+        How many calls make a sample of ``sample_s``, and how many samples ``enough_s``, is told by
+        how long the slowest rank takes for ``once``.
+        """
         for _ in range(WARM_UP):
-            once_s = self._slowest([self._elapsed(call, 1)])[0]
-        repeats = min(MOST_REPEATS, max(1, ceil(SAMPLE_S / max(once_s, 1e-9))))
-        count = min(MOST, max(FEWEST, int(ENOUGH_S / (repeats * once_s))))
-        if once_s > LONG_S:
-            count = FEW
+            (once_s,) = self._slowest([self._elapsed(once, 1)])
+        repeats = min(MOST_REPEATS, ceil(sample_s / once_s))
+        count = min(MOST, max(FEWEST, int(enough_s / (repeats * once_s))))
         own = []
-        for _ in range(count):
+        for _ in range(FEW if once_s > LONG_S else count):
             dist.barrier(group=self.control)
-            own.append(self._elapsed(call, repeats) / repeats)
-        return self._slowest(own)
+            own.append(spent_s(repeats))
+        return own
 
     def _elapsed(self, call: Callable[[], object], repeats: int) -> float:
-        """Seconds of ``repeats`` calls; on a GPU between events of its stream."""
+        """Seconds of ``repeats`` calls, behind what the device was given before."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
+        clock = Clock(self.device)
+        with clock.busy(ALONE):
             for _ in range(repeats):
                 call()
-            last.record()
-            torch.cuda.synchronize()
-            return float(first.elapsed_time(last)) * 1e-3
-        began_s = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return time.perf_counter() - began_s
+        return clock.take()[ALONE]
 
 
 def _free_bytes(device: torch.device) -> float:

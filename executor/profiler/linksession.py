@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from executor.profiler.journal import NO_ROOM, Journal
 from executor.profiler.linkpoints import LinkPoint
-from executor.profiler.timing import WIDE, Figure, Sample, figure_of, merged
+from executor.profiler.timing import WIDE, Figure, Sample, figure_of, merged, told
 from profiles.measured import CollectiveTime, Operation, Overlap
 
 __all__ = [
@@ -43,7 +43,6 @@ METHOD: Final = (
     "each the mean of some calls; p2p: the least of half of there and back, calls in a row; "
     f"doubtful where the median is more than {WIDE:.0%} above the least"
 )
-DIGITS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ def task_key(task: LinkTask) -> str:
 class LinkSession:
     """What the ranks are given. ``out``: for their logs and errors; ``journal_path``: rank 0's."""
 
-    cluster: str
     device: str
     backend: str
     points: tuple[LinkPoint, ...]
@@ -156,13 +154,13 @@ def measured_links(
             "num_bytes": point.num_bytes,
         }
         if point.overlap:
-            overlaps.append(Overlap(**place, slowdown=_told(_slowdown(figure))))
+            overlaps.append(Overlap(**place, slowdown=told(_slowdown(figure))))
             continue
         times.append(
             CollectiveTime(
                 **place,
-                seconds=_told(figure.seconds.get(USED) or figure.seconds[ALONE]),
-                spread=_told(figure.spread, 2),
+                seconds=told(figure.seconds.get(USED) or figure.seconds[ALONE]),
+                spread=told(figure.spread, 2),
                 doubtful=figure.doubtful,
             )
         )
@@ -180,7 +178,3 @@ def _slowdown(figure: Figure) -> float:
     """
     shorter, longer = sorted((figure.seconds[ALONE], figure.seconds[COMPUTE]))
     return max(1.0, 1 + (figure.seconds[BOTH] - longer) / shorter)
-
-
-def _told(value: float, digits: int = DIGITS) -> float:
-    return float(f"{value:.{digits}g}")

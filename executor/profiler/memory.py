@@ -7,13 +7,13 @@ is taken, no time spent, and the bytes are those of a run on a CPU.
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind, Strategy
+from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
 from executor.precision import Numbers, numbers_of
 from executor.profiler.held import Held
 from executor.profiler.probe import Probe, pretended_tensors
@@ -94,7 +94,7 @@ def held_bytes(
     device: torch.device,
 ) -> Bytes:
     """What a layer holds where it recomputes so. Needs a process group of the point's size."""
-    strategy = Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel, recompute=recompute)
+    strategy = replace(point.strategy, recompute=recompute)
     numbers = Numbers(numbers_of(training).activations)
     tensors = nullcontext() if device.type == "cuda" else pretended_tensors()
     with tensors:

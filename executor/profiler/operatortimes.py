@@ -59,7 +59,7 @@ def operator_points(device_type: str) -> list[OperatorPoint]:
         OperatorPoint("attention", (1, 8, length, size)) for length in LENGTHS for size in HEADS
     ]
     found += [OperatorPoint("stream", (count,)) for count in ELEMENTS]
-    most = MOST_FLOP.get(device_type, 2e13)
+    most = MOST_FLOP[device_type]
     return sorted((p for p in found if p.flop <= most), key=lambda p: (p.flop, str(p)))
 
 

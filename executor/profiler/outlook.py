@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.layout import NO_RECOMPUTE, Chunk, LayerSpan, Layout, Mesh, Strategy
+from costmodel.layout import Chunk, LayerSpan, Layout, Mesh, Strategy
 from executor.profiler.layertimes import FEW_TOKENS, PASSES, REPLICAS
 from executor.profiler.operatortimes import OperatorPoint
 from executor.profiler.points import Point, WrappingPoint, layer_labels
@@ -24,7 +24,6 @@ from profiles.catalog import load_calibration, load_cluster
 if TYPE_CHECKING:
     from costmodel.context import CostContext, LayerStep
     from executor.profiler.tasks import SessionPlan, Task
-    from profiles.layers import Layer
 
 __all__ = ["Outlook", "outlook_of"]
 
@@ -116,8 +115,7 @@ class _Prices:
         if isinstance(own, HeldPoint):
             if self.plan.device == "cpu":
                 return 0.0  # fake tensors
-            step = self._step(own.point, Strategy(tp=own.point.tp))
-            return HELD_PASSES * _passes_s(step)
+            return HELD_PASSES * _passes_s(self._step(own.point))
         if isinstance(own, WrappingPoint):
             few = Point(
                 layer=own.layer, tp=own.tp, sequence_parallel=False, batch=1, seq_len=FEW_TOKENS
@@ -126,28 +124,23 @@ class _Prices:
         return self._sampling_s(own)
 
     def _sampling_s(self, point: Point) -> float:
-        strategy = Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel)
-        step = self._step(point, strategy)
+        step = self._step(point)
         seconds = len(PASSES) * _passes_s(step) + step.states.optimizer_s
         request = self.plan.request
-        copies = num_copies(request.model, self._layer(point), strategy, request.training)
+        copies = num_copies(
+            request.model, self.layers[point.layer], point.strategy, request.training
+        )
         return sampling_s(copies * seconds)
 
     def held_bytes(self, point: Point) -> int:
         """The most that a point needs: states, what one micro-batch keeps, and its worst moment."""
-        strategy = Strategy(
-            tp=point.tp, sequence_parallel=point.sequence_parallel, recompute=NO_RECOMPUTE
-        )
-        step = self._step(point, strategy)
+        step = self._step(point)
         return step.states.resident_bytes + step.saved_bytes + step.first_transient_bytes
 
-    def _layer(self, point: Point) -> Layer:
-        return self.layers[point.layer]
-
-    def _step(self, point: Point, strategy: Strategy) -> LayerStep:
-        mesh = Mesh(tp=point.tp)
+    def _step(self, point: Point) -> LayerStep:
         context = self.context(point.tp, point.seq_len)
-        return context.layer(self._layer(point), strategy, point.batch, mesh)
+        layer, mesh = self.layers[point.layer], Mesh(tp=point.tp)
+        return context.layer(layer, point.strategy, point.batch, mesh)
 
     def _context(self, tp: int, seq_len: int) -> CostContext:
         request = self.plan.request

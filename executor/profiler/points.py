@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from costmodel.layout import Strategy
 from planner.native import model_problems, training_problems
 from profiles.errors import InputError, Problem
 from profiles.fingerprint import fingerprint
@@ -58,6 +59,11 @@ class Point:
     sequence_parallel: bool
     batch: int
     seq_len: int
+
+    @property
+    def strategy(self) -> Strategy:
+        """Its shard, nothing recomputed."""
+        return Strategy(tp=self.tp, sequence_parallel=self.sequence_parallel)
 
     def __str__(self) -> str:
         shard = f", tp {self.tp}" if self.tp > 1 else ""

@@ -83,7 +83,7 @@ class Probe:
         than the point's plain one; ``numbers``: other types than the training run's.
         """
         layer = layer_labels(model)[point.layer]
-        strategy = strategy or Strategy(tp=point.tp, sequence_parallel=point.sequence_parallel)
+        strategy = strategy or point.strategy
         self.copies = copies or num_copies(model, layer, strategy, training)
         own, first = _around(model, layer, self.copies)
         chunk = Chunk(0, 0, (LayerSpan(first, first + self.copies, strategy),))

@@ -25,11 +25,11 @@ from executor.profiler.layertimes import (
     wrapping_samples,
 )
 from executor.profiler.memory import held_bytes
-from executor.profiler.operatortimes import OperatorPoint, operator_samples
+from executor.profiler.operatortimes import DTYPES, OperatorPoint, operator_samples
 from executor.profiler.points import Point, WrappingPoint, model_facts
 from executor.profiler.probe import pretended_group
 from executor.profiler.tasks import HeldPoint, Task, tasks_of
-from executor.profiler.timing import METHOD, Figure, figure_of, merged
+from executor.profiler.timing import METHOD, Figure, figure_of, merged, told
 from profiles.fingerprint import fingerprint
 from profiles.measured import (
     LayerHeld,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2}
 STREAMS: Final = 3  # two tensors are read, one is written
 
 
@@ -193,9 +192,9 @@ class Session:
                 tp=point.tp,
                 precision=self.precision,
                 zero=point.zero,
-                forward_s=_told(more[FORWARD]),
-                backward_s=_told(more[BACKWARD]),
-                step_s=_told(more[STEP]),
+                forward_s=told(more[FORWARD]),
+                backward_s=told(more[BACKWARD]),
+                step_s=told(more[STEP]),
                 doubtful=alone.doubtful or wrapped.doubtful,
             )
 
@@ -208,12 +207,12 @@ class Session:
         return LayerTime(
             **self._place(point),
             device=self.facts.device,
-            forward_s=_told(figure.seconds[FORWARD]),
-            backward_s=_told(figure.seconds[BACKWARD]),
-            step_s=_told(figure.seconds[STEP]),
+            forward_s=told(figure.seconds[FORWARD]),
+            backward_s=told(figure.seconds[BACKWARD]),
+            step_s=told(figure.seconds[STEP]),
             parameters=parameters,
             optimizer=self.plan.request.training.optimizer.value,
-            spread=_told(figure.spread, 2),
+            spread=told(figure.spread, 2),
             doubtful=figure.doubtful,
         )
 
@@ -233,16 +232,11 @@ class Session:
             precision=self.precision,
             operator=point.operator,
             shape=point.shape,
-            forward_s=_told(figure.seconds[FORWARD]),
-            backward_s=_told(backward) if (backward := figure.seconds.get(BACKWARD)) else None,
-            spread=_told(figure.spread, 2),
+            forward_s=told(figure.seconds[FORWARD]),
+            backward_s=told(backward) if (backward := figure.seconds.get(BACKWARD)) else None,
+            spread=told(figure.spread, 2),
             doubtful=figure.doubtful,
         )
-
-
-def _told(value: float, digits: int = 5) -> float:
-    """With the digits that a measurement has."""
-    return float(f"{value:.{digits}g}")
 
 
 def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFacts:
@@ -255,13 +249,13 @@ def _with_rates(facts: DeviceFacts, operators: list[OperatorTime]) -> DeviceFact
             rate = point.flop / own.forward_s
             flop[own.precision] = max(flop.get(own.precision, 0.0), rate)
         elif own.operator == "stream":
-            size = STREAMS * own.shape[0] * ELEMENT_BYTES[own.precision]
+            size = STREAMS * own.shape[0] * DTYPES[own.precision].itemsize
             moved.append((own.shape[0], size / own.forward_s))
     largest = max(moved)[1] if moved else None  # what is larger than caches
     return replace(
         facts,
-        flop_per_s={precision: _told(rate) for precision, rate in flop.items()},
-        memory_bytes_per_s=None if largest is None else _told(largest),
+        flop_per_s={precision: told(rate) for precision, rate in flop.items()},
+        memory_bytes_per_s=None if largest is None else told(largest),
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "merged",
     "sampled",
     "sampling_s",
+    "told",
     "undisturbed",
 ]
 
@@ -75,6 +76,11 @@ class Figure:
     seconds: dict[str, float]
     spread: float
     doubtful: bool
+
+
+def told(value: float, digits: int = 5) -> float:
+    """With the digits that a measurement has."""
+    return float(f"{value:.{digits}g}")
 
 
 def undisturbed() -> Callable[[], float]:

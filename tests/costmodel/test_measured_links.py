@@ -63,7 +63,9 @@ def as_the_formula_says(slower=lambda _: 1.0, sizes=tuple(2**n for n in range(10
                     rows.append(row(kind.value, seconds=slower(own) * seconds, **place))
             if own.size == 2:
                 pair = pair_link(link.levels)
-                rate = pair.ring_bytes_per_s * (OWN.nic if pair.spans_nodes else OWN.gpu_link)
+                rate = pair.ring_bytes_per_s * (
+                    OWN.nic if pair.levels[-1].leaves_node else OWN.gpu_link
+                )
                 latency = pair.levels[-1].latency_s + OWN.hand_over_s
                 seconds = slower(own) * p2p_seconds(size, bandwidth=rate, latency=latency)
                 rows.append(row("p2p", seconds=seconds, **place))

@@ -27,8 +27,6 @@ from costmodel.schedules.zeropp import moves_less_than_tp
 from costmodel.simulate import in_flight as held
 from costmodel.simulate import least_in_flight
 
-LONG_BACKWARD = (1, 1, 1)  # F = 1, B + W = 2
-
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_four_stages_and_eight_micro_batches_take_33_slots(name):

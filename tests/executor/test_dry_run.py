@@ -163,9 +163,17 @@ def test_a_plan_that_the_executor_refuses_is_not_run(plan_file):
         dry_run(refused, "plan.yaml")
 
 
-def test_without_torch_one_message_says_so(plan_file, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["launch", "PLAN", "--dry-run"], "--dry-run"),
+        (["profile", "layers", "qwen3-0.6b", "-o", "x"], "parplan profile layers"),
+        (["profile", "links", "2xcpu", "-o", "x"], "parplan profile links"),
+    ],
+)
+def test_without_torch_one_message_says_so(plan_file, monkeypatch, arguments, where):
     monkeypatch.setattr("executor.job.find_spec", lambda _: None)
-    arguments = ["launch", str(plan_file), "--dry-run"]
-    done = CliRunner().invoke(main, arguments)
+    own = [str(plan_file) if each == "PLAN" else each for each in arguments]
+    done = CliRunner().invoke(main, own)
     assert done.exit_code == 2
-    assert "--dry-run: needs PyTorch" in done.stderr
+    assert f"{where}: needs PyTorch" in done.stderr

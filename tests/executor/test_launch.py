@@ -34,6 +34,7 @@ CONFIG = {
     "max_position_embeddings": 64, "tie_word_embeddings": True,
 }  # fmt: skip
 LIMIT_S = 150
+MANY = 100_000  # steps
 
 
 def parplan(*arguments, cwd, **how):
@@ -306,27 +307,36 @@ def test_an_output_folder_that_cannot_be_made_is_told(folder, place):
     (folder / "taken").write_text("a file")
     done = parplan("launch", "plan.yaml", "--steps", 1, "--out", place, cwd=folder)
     assert done.returncode == 2
-    assert f"--out: {place}/logs: cannot be made" in done.stderr
+    assert f"--out {place}/logs: cannot be made" in done.stderr
+
+
+def long_job(folder, out, *more, stderr=subprocess.PIPE):
+    """A job that has done its first steps of very many."""
+    place = folder / out
+    arguments = ["launch", "plan.yaml", "--steps", str(MANY), "--out", str(place), *more]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=folder, stderr=stderr, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    log, until = place / "log.jsonl", time.monotonic() + LIMIT_S
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    return job
+
+
+def rank_1_of(job, out):
+    """The process of that rank."""
+    return next(
+        pid
+        for pid in left_running(out)
+        if pid != job.pid and b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
 
 
 def test_a_rank_that_dies_ends_the_job_with_its_name(folder):
-    command = [
-        sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", "100000", "--out",
-        str(folder / "dies"),
-    ]  # fmt: skip
-    job = subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    log, until = folder / "dies" / "log.jsonl", time.monotonic() + LIMIT_S
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.2)
-    victim = next(
-        pid
-        for pid in left_running(folder / "dies")
-        if pid != job.pid and b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    )
-    os.kill(victim, signal.SIGKILL)
+    job = long_job(folder, "dies")
+    os.kill(rank_1_of(job, folder / "dies"), signal.SIGKILL)
     killed_s = time.monotonic()
     _, stderr = job.communicate(timeout=LIMIT_S)
     assert time.monotonic() - killed_s < 30
@@ -336,15 +346,7 @@ def test_a_rank_that_dies_ends_the_job_with_its_name(folder):
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(folder):
-    job = subprocess.Popen(
-        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", "100000", "--out",
-         str(folder / "orphans")],
-        cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    log, until = folder / "orphans" / "log.jsonl", time.monotonic() + LIMIT_S
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.2)
+    job = long_job(folder, "orphans", stderr=subprocess.DEVNULL)
     job.kill()
     job.wait()
     until = time.monotonic() + 10

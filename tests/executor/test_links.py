@@ -166,7 +166,7 @@ def point(operation="all-reduce", size=1024, **how):
 
 def session(tmp_path, points, rounds=2, budget_s=None):
     return LinkSession(
-        cluster="2xcpu", device="cpu", backend="gloo", points=tuple(points), rounds=rounds,
+        device="cpu", backend="gloo", points=tuple(points), rounds=rounds,
         budget_s=budget_s, out=tmp_path, journal_path=tmp_path / "journal", header={"links": "x"},
     )  # fmt: skip
 

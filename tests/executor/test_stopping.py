@@ -7,16 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from test_launch import LIMIT_S, ROOT, left_running, parplan, plan_of_two
+from test_launch import (
+    LIMIT_S,
+    MANY,
+    ROOT,
+    left_running,
+    long_job,
+    parplan,
+    plan_of_two,
+    rank_1_of,
+)
 
 from executor.outfolder import LOCK, check_free, claim
 from profiles.errors import ExitCode, InputError
-
-LONG = 100_000  # steps
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +33,8 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stopped(place):
     """A long run that gets a second launch beside it, then SIGTERM in some step."""
-    job = subprocess.Popen(
-        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", str(LONG), "--out", "run"],
-        cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    log, until = place / "run" / "log.jsonl", time.monotonic() + LIMIT_S
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.2)
-    second = parplan("launch", "plan.yaml", "--steps", LONG, "--out", "run", cwd=place)
+    job = long_job(place, "run")
+    second = parplan("launch", "plan.yaml", "--steps", MANY, "--out", "run", cwd=place)
     job.send_signal(signal.SIGTERM)
     _, stderr = job.communicate(timeout=LIMIT_S)
     return job.returncode, stderr, second
@@ -50,7 +48,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint_of_its_last_step(place, stopped):
     (saved,) = (place / "run" / "checkpoints").glob("*/checkpoint.json")
     assert json.loads(saved.read_text())["step"] == steps
     assert len(json.loads((place / "run" / "run.json").read_text())["steps"]) == steps
-    again = ["launch", "plan.yaml", "--steps", LONG, "--stop-at", steps + 1, "--out", "run"]
+    again = ["launch", "plan.yaml", "--steps", MANY, "--stop-at", steps + 1, "--out", "run"]
     done = parplan(*again, cwd=place)
     assert done.returncode == 0, done.stderr
     assert f"going on from step {steps}" in done.stderr
@@ -64,21 +62,8 @@ def test_a_second_launch_on_a_folder_in_use_is_refused(stopped):
 
 
 def test_sigterm_to_one_rank_ends_all(place):
-    job = subprocess.Popen(
-        [sys.executable, "-m", "cli", "launch", "plan.yaml", "--steps", str(LONG),
-         "--checkpoint-every", "0", "--out", str(place / "one")],
-        cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    log, until = place / "one" / "log.jsonl", time.monotonic() + LIMIT_S
-    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.2)
-    rank = next(
-        pid
-        for pid in left_running(place / "one")
-        if pid != job.pid and b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    )
-    os.kill(rank, signal.SIGTERM)
+    job = long_job(place, "one", "--checkpoint-every", "0")
+    os.kill(rank_1_of(job, place / "one"), signal.SIGTERM)
     _, stderr = job.communicate(timeout=LIMIT_S)
     assert job.returncode == ExitCode.STOPPED
     assert "without a checkpoint" in stderr

@@ -56,6 +56,7 @@ def words(text):
         ),
         ("run a \\\n  b # c\n", ["run", "a", "b"]),
         ("cat <<END\nrun x\nEND\nrun y", ["run", "y"]),
+        ("cat <<END | run y\nrun x\nEND\n", ["run", "y"]),
         ('E=\nrun $E "$E" a', ["run", "", "a"]),
     ],
 )

@@ -220,8 +220,8 @@ def test_an_oversubscribed_leaf_narrows_only_the_groups_that_leave_it():
 def test_groups_inside_a_node_see_the_gpu_links_alone():
     link = Topology(CLUSTERS["nvl72"]).axis(((72, 1),), num_ranks=144)
     assert link.ring_bytes_per_s == 900e9
-    assert not link.spans_nodes
-    assert Topology(EIGHTS).axis(((16, 1),), num_ranks=48).spans_nodes
+    assert not any(level.leaves_node for level in link.levels)
+    assert Topology(EIGHTS).axis(((16, 1),), num_ranks=48).levels[-1].leaves_node
 
 
 def test_a_group_of_one_has_no_link():
@@ -244,7 +244,8 @@ def test_a_pair_under_a_bridge_is_fast_and_two_pairs_meet_over_the_host():
     assert pair.ring_bytes_per_s == 300e9
     assert node_of_four.ring_bytes_per_s == 2 * 20e9  # both GPUs of a pair have a way out
     assert strided.ring_bytes_per_s == 20e9  # and two rings share it
-    assert not any(link.spans_nodes for link in (pair, node_of_four, strided))
+    links = (pair, node_of_four, strided)
+    assert not any(level.leaves_node for link in links for level in link.levels)
     assert [level.fanout for level in node_of_four.levels] == [2, 2]
     assert [level.latency_s for level in node_of_four.levels] == [1e-6, 2e-6]
 
