@@ -18,20 +18,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from costmodel.context import Memo
-from costmodel.fitting import (
-    LEAST_RUNS,
-    Fit,
-    distance,
-    fit,
-    local_model,
-    log_measured,
-    log_steps,
-    middle,
-    refit,
-    usual,
-)
+from costmodel.fitting import LEAST_RUNS, Fit, fit, middle, refit
 from costmodel.intervals import of_known_stack, of_unseen_source
+from costmodel.localmodel import local_model, log_measured, log_steps
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
+from costmodel.parameters import distance, usual
 from profiles.calibrations import ANY, stack_family
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
-from costmodel.fitting import LEAST_RUNS, fit, usual
+from costmodel.fitting import LEAST_RUNS, fit
 from costmodel.intervals import Scale, known_stack
 from costmodel.library import Leaf, Library, held_out, leaf_of
+from costmodel.parameters import usual
 from costmodel.replay import replay
 from profiles.calibrations import datasheet, nearest_calibration
 from profiles.errors import InputError, Problem
