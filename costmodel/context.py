@@ -150,6 +150,11 @@ class CostContext:
         return tuple(dict.fromkeys(self._in_force(run.layer) for run in self.model.runs))
 
     @cached_property
+    def has_experts(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return any(_has_experts(layer) for layer in self.classes)
+
+    @cached_property
     def _stated(self) -> dict[Layer, Layer]:
         """Layers as the model states them, by those in force."""
         return {self._in_force(run.layer): run.layer for run in self.model.runs}
