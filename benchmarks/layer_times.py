@@ -25,8 +25,10 @@ from benchmarks.collectives import device_of
 from benchmarks.figures import Figures, figures, table
 from benchmarks.memory import model_of
 from costmodel.context import CostContext
-from costmodel.fitting import LocalModel, Parameter, changed, distance, local_model, solve
+from costmodel.fitting import solve
 from costmodel.layout import Mesh, Strategy
+from costmodel.localmodel import local_model
+from costmodel.parameters import Parameter, changed, distance
 from profiles import load_cluster, shelf
 from profiles.calibrations import datasheet
 from profiles.layers import Attention, Block, Embedding, FeedForward, Head, Norm
@@ -36,6 +38,7 @@ from profiles.training import AttentionKernel, LossKernel, Precision, TrainingSp
 
 if TYPE_CHECKING:
     from costmodel.context import Memo
+    from costmodel.localmodel import LocalModel
     from profiles.calibration import Calibration
     from profiles.cluster import ClusterSpec
 

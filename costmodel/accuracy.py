@@ -112,7 +112,7 @@ def _judged(each: Replay, calibration: Calibration, memo: Memo) -> Judged:
     cost = LayoutCost(each.context(calibration, memo), each.layout)
     estimate = cost.estimate(min_fit=FITS)
     step_s = each.step_s(calibration, memo)
-    fast, slow = calibration.efficiencies.step_time_90
+    fast, slow = (end / estimate.step_s for end in estimate.interval_s)
     basis = _basis(estimate, each.run.memory_basis)
     spread = [end / estimate.peak_mem_bytes for end in estimate.peak_mem_interval_bytes]
     return Judged(

@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from costmodel.fsdpmemory import Peak, backward_peaks, receive_buffers
+from costmodel.intervals import interval_of, octaves_beyond, relative_scale
 from costmodel.knowledge import known_of
 from costmodel.schedules import SCHEDULES
 from costmodel.simulate import PassTimes, peak_held, simulate
@@ -34,6 +35,7 @@ __all__ = [
     "StageEstimate",
     "estimate",
     "fit_limit",
+    "scale_of",
     "step_seconds",
 ]
 
@@ -131,6 +133,20 @@ def step_seconds(context: CostContext, layout: Layout) -> float:
     return _step(context, layout, stages)
 
 
+def scale_of(context: CostContext, layout: Layout) -> float:
+    """How far a measurement of the layout may lie from its estimate, against a usual run's."""
+    stages = stages_of(context, layout)
+    step_s = _step(context, layout, stages)
+    splits = [stage.split(step_s, context, layout) for stage in stages]
+    return _scale(context, min(splits, key=lambda split: split.bubble_s))
+
+
+def _scale(context: CostContext, busiest: StepSplit) -> float:
+    params, seq_len = context.model.params_total, context.training.seq_len
+    beyond = octaves_beyond(context.calibration.seen, params, seq_len)
+    return relative_scale(busiest, experts=context.model.has_experts, beyond=beyond)
+
+
 class LayoutCost:
     """A layout with its costs: memory, which its orders alone decide, and the simulated step."""
 
@@ -177,7 +193,7 @@ class LayoutCost:
             links=_links_asked(context, layout),
         )
         worst, used = self.fullest, layout.mesh.num_ranks
-        fast, slow = known.interval(own.step_time_90, step_s)
+        fast, slow = known.interval(interval_of(own, _scale(context, busiest.split)), step_s)
         spread = math.exp(Z_COVERAGE * own.memory_sigma)
         total_flop = context.model_flop_per_sequence * context.training.global_batch
         probability = self.fit_probability

@@ -10,6 +10,7 @@ belongs to two parts: a fold, which keeps a source's model and device together, 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -18,20 +19,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from costmodel.context import Memo
-from costmodel.fitting import (
-    LEAST_RUNS,
-    Fit,
-    distance,
-    fit,
-    local_model,
-    log_measured,
-    log_steps,
-    middle,
-    refit,
-    usual,
-)
-from costmodel.intervals import of_known_stack, of_unseen_source
+from costmodel.fitting import LEAST_RUNS, Fit, fit, middle, refit
+from costmodel.intervals import Ends, of_known_stack, of_unseen_source
+from costmodel.localmodel import local_model, log_measured, log_steps
 from costmodel.memoryfit import LEAST_EVIDENCE, Evidence, fit_memory
+from costmodel.parameters import distance, usual
+from costmodel.replay import seen_in
 from profiles.calibrations import ANY, stack_family
 
 if TYPE_CHECKING:
@@ -96,6 +89,7 @@ class _Node:
     fit: Fit
     without: dict[Part, Calibration] = field(default_factory=dict)
     residuals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    scales: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def saw(self, part: Part | None) -> bool:
         """Whether some of its runs belong to the part."""
@@ -182,6 +176,7 @@ class Library:
         sources = [each.run.file for each in chosen]
         if everything:
             found = self._between(found, chosen, measured, sources)
+        found = replace(found, calibration=replace(found.calibration, seen=seen_in(own)))
         node = _Node(own, found)
         model = found.model
         for part in dict.fromkeys(part for each in own for part in parts(each)):
@@ -196,7 +191,9 @@ class Library:
                 node.without[part] = middle(left, known, groups, centre, near)
             else:
                 node.without[part] = refit(left, known, centre, tightness)
-        node.residuals = self._residuals(place, node)
+            rest = seen_in([each for each in own if part not in parts(each)])
+            node.without[part] = replace(node.without[part], seen=rest)
+        self._predict(place, node)
         return node
 
     def _between(
@@ -214,19 +211,19 @@ class Library:
             found = replace(found, calibration=calibration, residuals=residuals, model=model)
         return found
 
-    def _residuals(self, place: Leaf, node: _Node) -> NDArray[np.float64]:
-        """log(measurement / estimate) of the node's runs, each estimated without its fold; for all
-        of a device without its source, since what falls back on it is a stack never seen.
+    def _predict(self, place: Leaf, node: _Node) -> None:
+        """log(measurement / estimate) of the node's runs and their scales, each estimated without
+        its fold; for all of a device without its source, since what falls back on it is a stack
+        never seen.
         """
-        found = np.zeros(len(node.replays))
+        node.residuals, node.scales = np.zeros((2, len(node.replays)))
         own = [parts(each)[place.stack == ANY] for each in node.replays]
         for part in dict.fromkeys(own):
             rows = [i for i, mine in enumerate(own) if mine == part]
             calibration = node.without.get(part, self._prior(place, part))
-            estimated = log_steps([node.replays[i] for i in rows], calibration)
-            measured = log_measured([node.replays[i] for i in rows])
-            found[rows] = measured - estimated
-        return found
+            replays, memo = [node.replays[i] for i in rows], Memo()
+            node.residuals[rows] = log_measured(replays) - log_steps(replays, calibration)
+            node.scales[rows] = [each.scale(calibration, memo) for each in replays]
 
     def find(self, leaf: Leaf, part: Part | None = None) -> tuple[Calibration, Leaf | None]:
         """The nearest calibration, and where it was fitted (None: the datasheet). With ``part``
@@ -255,31 +252,40 @@ class Library:
         self, place: Leaf, calibration: Calibration, part: Part | None
     ) -> Calibration:
         """The calibration with the interval that covers 90 % of runs it has not seen."""
-        fast, slow = np.exp(self._ends(place, part)).tolist()
-        interval = (min(fast, 0.99), max(slow, 1.01))
-        return replace(
-            calibration, efficiencies=replace(calibration.efficiencies, step_time_90=interval)
+        ends = self._ends(place, part)
+        own = replace(
+            calibration.efficiencies,
+            step_time_90=(min(math.exp(ends.fast), 0.99), max(math.exp(ends.slow), 1.01)),
+            step_time_varies=ends.varies,
         )
+        return replace(calibration, efficiencies=own)
 
-    def _ends(self, place: Leaf, part: Part | None) -> NDArray[np.float64]:
-        """Logarithms of the ends of a node's interval. A source that is left out counts as never
+    def _ends(self, place: Leaf, part: Part | None) -> Ends:
+        """The ends of a node's interval. A source that is left out counts as never
         seen, also by a stack of the same name; and so does what falls back on all of a device.
         """
-        source = of_unseen_source(self._residuals_of(Leaf(place.device, ANY), part))
+        others = self._residuals_of(Leaf(place.device, ANY), part).values()
+        source = of_unseen_source([own for (own,) in others])
         if isinstance(part, str) or place.stack == ANY:
-            return np.array([-source.reach, source.reach])
-        return of_known_stack(self._residuals_of(place, part), source)
+            return source.ends
+        return of_known_stack(list(self._residuals_of(place, part).values()), source)
 
-    def _residuals_of(self, place: Leaf, part: Part | None) -> list[NDArray[np.float64]]:
-        """Residuals of a node without a part: of a device by source, of a stack by model."""
-        groups: dict[object, list[float]] = defaultdict(list)
+    def _residuals_of(self, place: Leaf, part: Part | None) -> dict[str, list[NDArray[np.float64]]]:
+        """Residuals of a node without a part, by source: of a device together, of a stack by model
+        and over their scales.
+        """
+        groups: dict[tuple[str, str | None], list[float]] = defaultdict(list)
         if place in self.nodes:
-            node = self.nodes[place]
-            for each, residual in zip(node.replays, node.residuals.tolist(), strict=True):
+            node, everything = self.nodes[place], place.stack == ANY
+            found = node.residuals if everything else node.residuals / node.scales
+            for each, residual in zip(node.replays, found.tolist(), strict=True):
                 if part not in parts(each):
-                    model = None if place.stack == ANY else each.run.model
+                    model = None if everything else each.run.model
                     groups[each.run.file, model].append(residual)
-        return [np.array(own) for own in groups.values()]
+        by_source: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        for (source, _), own in groups.items():
+            by_source[source].append(np.array(own))
+        return by_source
 
 
 def _depth(place: Leaf) -> int:

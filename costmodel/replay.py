@@ -12,14 +12,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from costmodel.context import CostContext
-from costmodel.estimate import step_seconds
+from costmodel.estimate import scale_of, step_seconds
 from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
+from profiles.calibration import Seen
 from profiles.errors import InputError, Problem
 from profiles.runspecs import run_cluster, run_device, run_model, run_training, stated
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from costmodel.context import Memo
     from costmodel.layout import Chunk
     from profiles.calibration import Calibration
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from profiles.runs import MeasuredRun
     from profiles.training import TrainingSpec
 
-__all__ = ["Replay", "replay", "run_layout"]
+__all__ = ["Replay", "replay", "run_layout", "seen_in"]
 
 FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
@@ -63,6 +66,17 @@ class Replay:
             return whole
         fewer = step_seconds(context, replace(self.layout, num_microbatches=count - 1))
         return fewer + (self.microbatches - count + 1) * (whole - fewer)
+
+    def scale(self, calibration: Calibration, memo: Memo | None = None) -> float:
+        """How far its measurement may lie from the estimate, against a usual run's."""
+        return scale_of(self.context(calibration, memo), self.layout)
+
+
+def seen_in(replays: Sequence[Replay]) -> Seen:
+    """What some runs span."""
+    params = [each.model.params_total for each in replays]
+    tokens = [each.training.seq_len for each in replays]
+    return Seen(params=(min(params), max(params)), seq_len=(min(tokens), max(tokens)))
 
 
 def replay(run: MeasuredRun) -> Replay:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.accuracy import TOTAL, judge, summaries
-from costmodel.fitting import LEAST_RUNS, fit, usual
+from costmodel.context import Memo
+from costmodel.fitting import LEAST_RUNS, fit
 from costmodel.intervals import Scale, known_stack
 from costmodel.library import Leaf, Library, held_out, leaf_of
-from costmodel.replay import replay
+from costmodel.parameters import usual
+from costmodel.replay import replay, seen_in
 from profiles.calibrations import datasheet, nearest_calibration
 from profiles.errors import InputError, Problem
 
@@ -106,7 +108,8 @@ def judge_unseen(library: Library, replays: Sequence[Replay], *, few: int = 0) -
         calibration, _ = library.find(leaf, source)
         shown = {len(own) * (2 * i + 1) // (2 * few) for i in range(few)}
         if few and len(own) > few:
-            calibration = _refined(fit([own[i] for i in sorted(shown)], calibration), calibration)
+            learnt = [own[i] for i in sorted(shown)]
+            calibration = _refined(fit(learnt, calibration), calibration, learnt)
         rest = [each.run for i, each in enumerate(own) if i not in shown]
         judged += judge(rest, lambda _, found=calibration: found)  # type: ignore[misc]
     return judged
@@ -174,7 +177,7 @@ def calibrate(
     prior, note = nearest_calibration(leaf.device, leaf.stack)
     found = fit(replays, usual(prior) if prior.knowledge == "datasheet" else prior)
     calibration = replace(
-        _refined(found, prior),
+        _refined(found, prior, replays),
         name=name,
         knowledge="calibrated",
         device=leaf.device,
@@ -195,21 +198,24 @@ def calibrate(
     )
 
 
-def _refined(found: Fit, prior: Calibration) -> Calibration:
-    """A fit with an interval between what is usual after so many runs of a stack that the prior's
-    interval was made for, and what its residuals say.
+def _refined(found: Fit, prior: Calibration, replays: Sequence[Replay]) -> Calibration:
+    """A fit to some runs with an interval between what is usual after so many runs of a stack that
+    the prior's interval was made for, and what its residuals say.
     """
-    errors = [abs(error) for error in found.residuals]
+    memo, fitted = Memo(), replace(found.calibration, seen=None)
+    scales = [each.scale(fitted, memo) for each in replays]
+    errors = [abs(error) / scale for error, scale in zip(found.residuals, scales, strict=True)]
     fast, slow = prior.efficiencies.step_time_90
-    usual = known_stack(len(errors), Scale.reaching(math.log(slow / fast) / 2)).reach
+    usual = known_stack(len(errors), Scale.reaching(math.log(slow / fast) / 2))
     own = max(LEAST_SPREAD, MEDIAN_TO_90 * statistics.median(errors))
     share = len(errors) / (len(errors) + PRIOR_RUNS)
-    end = math.exp(usual * (1 - share) + own * share)
-    interval = (1 / end, end)
-    return replace(
-        found.calibration,
-        efficiencies=replace(found.calibration.efficiencies, step_time_90=interval),
+    end = math.exp(usual.reach * (1 - share) + own * share)
+    efficiencies = replace(
+        found.calibration.efficiencies,
+        step_time_90=(1 / end, end),
+        step_time_varies=share + (1 - share) * usual.varies,
     )
+    return replace(found.calibration, efficiencies=efficiencies, seen=seen_in(replays))
 
 
 def _only_leaf(replays: Sequence[Replay], shown: str) -> Any:

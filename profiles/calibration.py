@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Calibration", "Efficiencies", "KernelEfficiency"]
+__all__ = ["Calibration", "Efficiencies", "KernelEfficiency", "Seen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,11 @@ class Efficiencies:
     ``communicator_bytes`` for each process group that a rank takes part in; ``reserve`` the
     allocator's overhead as a part of what comes and goes (all but states).
 
-    Uncertainty: ``step_time_90`` are the 5 % and 95 % quantiles of measurement / estimate;
-    ``memory_sigma`` is the standard deviation of the logarithm of that ratio for memory.
+    Uncertainty: ``step_time_90`` are the 5 % and 95 % quantiles of measurement / estimate of a
+    usual run; ``step_time_varies`` the part of the variance behind them that is a run's own, and
+    goes with what is uncertain about it (``costmodel.intervals``; the rest is what all runs of a
+    stack share); ``memory_sigma`` is the standard deviation of the logarithm of that ratio for
+    memory.
     """
 
     gemm: float
@@ -68,7 +71,18 @@ class Efficiencies:
     communicator_bytes: int
     reserve: float
     step_time_90: tuple[float, float]
+    step_time_varies: float = 0.0
     memory_sigma: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the runs behind a calibration span: least and most parameters of their models, and
+    tokens of their sequences.
+    """
+
+    params: tuple[int, int]
+    seq_len: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +95,4 @@ class Calibration:
     stack: str
     source: str
     efficiencies: Efficiencies
+    seen: Seen | None = None

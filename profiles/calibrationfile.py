@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from profiles.calibration import Calibration, Efficiencies, KernelEfficiency
+from profiles.calibration import Calibration, Efficiencies, KernelEfficiency, Seen
 from profiles.fileschema import FileSchema, Name, Version, validate
 from profiles.units import GIB, MIB
 
@@ -69,6 +69,9 @@ class EfficienciesFile(FileSchema):
         max_length=2,
         description="5 % and 95 % quantiles of measured / estimated step time.",
     )
+    step_time_varies: Part = Field(
+        0.0, description="Part of their variance that is a run's own, not its stack's."
+    )
     memory_sigma: Sigma
 
 
@@ -85,6 +88,13 @@ class FitFile(FileSchema):
     undetermined: list[str] = Field(description="What the runs do not tell: kept as in the prior.")
 
 
+class SeenFile(FileSchema):
+    """Least and most of what the runs span; beyond it the interval is wider."""
+
+    params_billion: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
+    seq_len: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=2)
+
+
 class CalibrationFile(FileSchema):
     """Efficiencies of a device and a software stack."""
 
@@ -96,6 +106,7 @@ class CalibrationFile(FileSchema):
     stack: StackName = Field(description="Name of the software stack with its release, or any.")
     source: str = Field(min_length=1, description="Where the numbers come from, with the date.")
     fit: FitFile | None = Field(None, description="How it was fitted, if it was.")
+    seen: SeenFile | None = Field(None, description="What the runs span that it was fitted to.")
     efficiencies: EfficienciesFile
 
 
@@ -136,4 +147,10 @@ def calibration_of(document: Document) -> Calibration:
         stack=file.stack,
         source=file.source,
         efficiencies=efficiencies,
+        seen=None if file.seen is None else _seen(file.seen),
     )
+
+
+def _seen(file: SeenFile) -> Seen:
+    least, most = (round(billions * 1e9) for billions in file.params_billion)
+    return Seen(params=(least, most), seq_len=(file.seq_len[0], file.seq_len[1]))

@@ -33,8 +33,13 @@ def calibration_document(calibration: Calibration, fit: dict[str, Any] | None) -
         "stack": calibration.stack,
         "source": calibration.source,
     }
-    own = {"efficiencies": _efficiencies(calibration.efficiencies)}
-    return {**head, **own} if fit is None else {**head, "fit": fit, **own}
+    told = {} if fit is None else {"fit": fit}
+    if calibration.seen is not None:
+        told["seen"] = {
+            "params_billion": [_short(count / 1e9) for count in calibration.seen.params],
+            "seq_len": list(calibration.seen.seq_len),
+        }
+    return {**head, **told, "efficiencies": _efficiencies(calibration.efficiencies)}
 
 
 def _efficiencies(own: Efficiencies) -> dict[str, Any]:
@@ -67,6 +72,7 @@ def _efficiencies(own: Efficiencies) -> dict[str, Any]:
         "communicator_mib": _short(own.communicator_bytes / MIB),
         "reserve": _short(own.reserve),
         "step_time_90": [_short(end) for end in own.step_time_90],
+        "step_time_varies": _short(own.step_time_varies),
         "memory_sigma": _short(own.memory_sigma),
     }
 

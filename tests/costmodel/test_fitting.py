@@ -9,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.fitting import PARAMETERS, fit, log_measured, middle, usual
+from costmodel.fitting import fit, middle
+from costmodel.localmodel import log_measured
 from costmodel.memoryfit import Evidence, fit_memory
+from costmodel.parameters import PARAMETERS, usual
 from costmodel.replay import replay
 from profiles.calibrations import datasheet
 from profiles.runs import MeasuredRun
