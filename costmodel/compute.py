@@ -32,11 +32,14 @@ MISALIGNED = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A device under a calibration and a precision."""
+    """A device under a calibration and a precision. ``gradient_bytes``: what a GEMM moves for each
+    element of a weight's gradient.
+    """
 
     device: DeviceSpec
     efficiencies: Efficiencies
     precision: Precision
+    gradient_bytes: int = 2
 
     def seconds(self, work: Gemm | AttentionCore | Stream) -> float:
         """Seconds that the device takes for one piece of work."""
@@ -82,7 +85,8 @@ class DeviceModel:
             shape *= own.quantised
         element = 1 if key in QUANTISED else self.precision.bytes
         operands = work.groups * (work.m * work.k + work.k * work.n)
-        result = work.groups * work.m * work.n * self.precision.bytes
+        written = self.gradient_bytes if work.weight_gradient else self.precision.bytes
+        result = work.groups * work.m * work.n * written
         seconds = max(
             work.flop / (self.peak(key) * shape),
             self.stream_seconds(operands * element + result),

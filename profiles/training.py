@@ -24,6 +24,7 @@ __all__ = [
 # Where neither a file nor a flag says them: four million tokens a step.
 DEFAULT_GLOBAL_BATCH = 1024
 DEFAULT_SEQ_LEN = 4096
+FP32_BYTES = 4
 
 
 class Precision(StrEnum):
@@ -217,6 +218,14 @@ class TrainingSpec:
     def gradient_bytes(self) -> int:
         """Bytes that a parameter's gradient keeps, whatever is reduced of them."""
         return self.grad_dtype.bytes + (self.param_bytes if self.keeps_half_gradients else 0)
+
+    @property
+    def gradient_traffic(self) -> int:
+        """Bytes that the GEMM of a weight's gradient moves for each element: in fp32 it reads the
+        sum of the micro-batches before and writes the new one (Megatron's
+        ``gradient_accumulation_fusion``), else it writes the gradient.
+        """
+        return 2 * FP32_BYTES if self.grad_dtype is GradDtype.FP32 else self.param_bytes
 
     @property
     def tokens(self) -> int:
