@@ -11,7 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from costmodel.feedforwards import expert_operators, feed_forward_operators
+from costmodel.feedforwards import (
+    expert_operators,
+    feed_forward_operators,
+    routing_operators,
+)
 from costmodel.layout import ContextComm
 from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, normalised, stream_operator
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
@@ -61,9 +65,9 @@ def block_operators(block: Block, shard: Shard) -> tuple[Operator, ...]:
 
 
 def block_parts(block: Block, shard: Shard) -> list[Part]:
-    """The operators of a block in forward order: what comes before the feed-forward, the routed
-    experts, and all behind them. Only the second depends on how experts are divided, and on nothing
-    but the tokens besides.
+    """The operators of a block in forward order: what comes before the feed-forward, the router,
+    the routed experts, and all behind them. Only the experts depend on how they are divided, and on
+    nothing but the tokens besides.
     """
     layer, strategy = block.feed_forward, replace(shard.strategy, ep=1, expert_tp=1)
     plain = (block, strategy, shard.micro_batch)
@@ -72,12 +76,14 @@ def block_parts(block: Block, shard: Shard) -> list[Part]:
     if not isinstance(layer, ExpertFeedForward):
         return [before, behind]
     ways = (shard.strategy.ep, shard.strategy.expert_tp)
+    tokens = (layer, block.hidden, shard.sp_tokens, shard.kept_tokens)
+    router = Part(tokens, (), lambda: routing_operators(layer, block.hidden, shard))
     routed = Part(
-        (layer, block.hidden, shard.sp_tokens, shard.kept_tokens, *ways),
+        (*tokens, *ways),
         (Group.EP, Group.EXPERT_TP),
         lambda: expert_operators(layer, block.hidden, shard),
     )
-    return [before, routed, behind]
+    return [before, router, routed, behind]
 
 
 def _before(block: Block, shard: Shard) -> list[Operator]:

@@ -20,8 +20,10 @@ __all__ = ["DeviceModel"]
 # tensor cores fed compared with the largest: a smaller tile reads more operand bytes per FLOP.
 TILES = ((256, 128, 1.0), (128, 128, 0.96), (128, 64, 0.86), (64, 64, 0.72))
 
-QUANTISED = ("fp8", "fp4")  # peak rates of operands that were converted first
-CONVERSION_BYTES = 2  # of an activation: written in 8 bits as it is and transposed
+# Bytes that converting one element of an activation or a gradient moves: read in 16 bits, written
+# in fewer by rows and by columns; for fp4 read once more, for the greatest of all (the recipes of
+# Transformer Engine).
+CONVERSION_BYTES = {"fp8": 2 + 1 + 1, "fp4": 2 + 2 + 0.5 + 0.5}
 LEAST_KERNEL_S = 3e-6  # what the smallest kernel takes on the device
 # Tensor cores want 16-bit rows of a multiple of 16 bytes (NVIDIA, "Matrix Multiplication Background
 # User's Guide"); other heads were measured at about a quarter of the rate (BigScience, 2022: heads
@@ -32,11 +34,14 @@ MISALIGNED = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A device under a calibration and a precision."""
+    """A device under a calibration and a precision. ``gradient_bytes``: what a GEMM moves for each
+    element of a weight's gradient.
+    """
 
     device: DeviceSpec
     efficiencies: Efficiencies
     precision: Precision
+    gradient_bytes: int = 2
 
     def seconds(self, work: Gemm | AttentionCore | Stream) -> float:
         """Seconds that the device takes for one piece of work."""
@@ -50,7 +55,7 @@ class DeviceModel:
             case _:
                 assert_never(work)
 
-    def stream_seconds(self, size: int) -> float:
+    def stream_seconds(self, size: float) -> float:
         """Seconds to move ``size`` bytes through device memory."""
         return size / (self.device.memory_bytes_per_s * self.efficiencies.stream)
 
@@ -78,18 +83,20 @@ class DeviceModel:
         shape = own.gemm * work.k / (work.k + own.gemm_half_k) * _waves(work, self.device.num_sms)
         if work.n % TENSOR_CORE_MULTIPLE or work.k % TENSOR_CORE_MULTIPLE:
             shape *= own.misaligned
-        if key in QUANTISED:
+        if key in CONVERSION_BYTES:
             shape *= own.quantised
-        element = 1 if key in QUANTISED else self.precision.bytes
+        element = 1 if key in CONVERSION_BYTES else self.precision.bytes
         operands = work.groups * (work.m * work.k + work.k * work.n)
-        result = work.groups * work.m * work.n * self.precision.bytes
+        written = self.gradient_bytes if work.weight_gradient else self.precision.bytes
+        result = work.groups * work.m * work.n * written
         seconds = max(
             work.flop / (self.peak(key) * shape),
             self.stream_seconds(operands * element + result),
             LEAST_KERNEL_S,
         )
-        if key in QUANTISED:
-            seconds += self.stream_seconds(CONVERSION_BYTES * work.groups * work.m * work.k)
+        if key in CONVERSION_BYTES and not work.weight_gradient:  # that finds both converted
+            elements = work.groups * work.m * work.k
+            seconds += self.stream_seconds(CONVERSION_BYTES[key] * elements)
         return seconds
 
     def _attention(self, work: AttentionCore) -> float:

@@ -99,7 +99,9 @@ class CostContext:
             measured = MeasuredTopology(self.cluster, profile)
             self.topology, self.link_times = measured, measured.times
         device = self.cluster.slowest_device
-        self.device = DeviceModel(device, calibration.efficiencies, training.precision)
+        self.device = DeviceModel(
+            device, calibration.efficiencies, training.precision, training.gradient_traffic
+        )
         self.profile = profile
         self.measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)

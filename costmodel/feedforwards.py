@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from costmodel.operators import Operator, Saved, Shard, gemm, normalised, stream_operator
 from costmodel.work import Collective, CollectiveKind, Group
+from profiles.training import Dispatch
 
 if TYPE_CHECKING:
     from costmodel.operators import TensorParallelWork
     from profiles.layers import ExpertFeedForward, FeedForward
 
-__all__ = ["expert_operators", "feed_forward_operators"]
+__all__ = ["expert_operators", "feed_forward_operators", "routing_operators"]
 
 # Top-k, softmax, masks, counts, sorting, auxiliary loss (Megatron-Core's router).
 ROUTING_KERNELS = 12
@@ -60,8 +61,25 @@ def feed_forward_operators(
     ]
 
 
+def routing_operators(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
+    """The router, and what it makes of its scores."""
+    tokens = shard.sp_tokens
+    return [
+        gemm(
+            "router",
+            (tokens, layer.num_experts, hidden),
+            block=False,
+            saved=(
+                normalised("router", hidden, shard),
+                Saved("router probabilities", 4 * tokens * layer.num_experts),
+            ),
+        ),
+        stream_operator("routing", tokens * layer.num_experts, shard, passes=ROUTING_KERNELS),
+    ]
+
+
 def expert_operators(layer: ExpertFeedForward, hidden: int, shard: Shard) -> list[Operator]:
-    """Router, dispatch, experts, combine.
+    """Dispatch, experts, combine.
 
     A rank sends top_k copies of its tokens and, on average, receives as many; with expert tensor
     parallelism the group gathers them. Routing weights are applied before the second GEMM.
@@ -75,19 +93,12 @@ def expert_operators(layer: ExpertFeedForward, hidden: int, shard: Shard) -> lis
     up = inner * (2 if layer.gated else 1)
     to_experts, from_experts = _exchange(routed * hidden * element, layer.top_k, shard)
     kept = Saved("experts activation input", received * up * element)
+    sorts = shard.training.dispatch is Dispatch.EACH and strategy.ep > 1 and local > 1
+    sort = [stream_operator("sort", received * hidden, shard)] if sorts else []
     return [
-        gemm(
-            "router",
-            (tokens, layer.num_experts, hidden),
-            block=False,
-            saved=(
-                normalised("router", hidden, shard),
-                Saved("router probabilities", 4 * tokens * layer.num_experts),
-            ),
-        ),
-        stream_operator("routing", tokens * layer.num_experts, shard, passes=ROUTING_KERNELS),
         stream_operator("permute", routed * hidden, shard),
         Operator(name="dispatch", forward=to_experts, backward_input=from_experts),
+        *sort,
         gemm(
             "experts_up",
             (rows, up, hidden),
@@ -110,6 +121,7 @@ def expert_operators(layer: ExpertFeedForward, hidden: int, shard: Shard) -> lis
             module="experts",
             saved=(Saved("experts_down input", received * inner * element, "moe_act"),),
         ),
+        *sort,
         Operator(name="combine", forward=from_experts, backward_input=to_experts),
         stream_operator("unpermute", routed * hidden, shard),
     ]
@@ -120,6 +132,8 @@ def _exchange(
 ) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
     """Collectives to the experts and back for ``size`` bytes of routed tokens on this rank."""
     strategy = shard.strategy
+    if shard.training.dispatch is Dispatch.EACH:
+        copies = 1
     there: list[Collective] = []
     back: list[Collective] = []
     if strategy.ep > 1:

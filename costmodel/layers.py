@@ -28,6 +28,7 @@ from profiles.layers import (
     Split,
     Table,
 )
+from profiles.training import CudaGraphs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,15 +182,20 @@ def timed_layer(
             by_module[module] = by_module.get(module, PassCost()) + forward
         for dropped_by, size in part.saved.items():
             saved[dropped_by] = saved.get(dropped_by, 0) + size
-    launched = [sum(part.kernels[way] for part in parts) for way in (0, 1)]
+    launched = _launches(parts, training.graphs)
+    passes = (total(part.forward for part in parts), total(part.backward for part in parts))
+    forward, backward = (
+        timer.launched(timer.beside_experts(cost, overlaps=training.overlaps_experts), kernels)
+        for cost, kernels in zip(passes, launched, strict=True)
+    )
     dense, expert = rank_parameters(
         layer, strategy, shares_embedding=shares_embedding, pads=not training.fsdp2
     )
     boundary = boundary_bytes(layer, strategy, training, micro_batch)
     outputs = sum(part.outputs for part in parts)
     return TimedLayer(
-        forward=timer.launched(total(part.forward for part in parts), launched[0]),
-        backward=timer.launched(total(part.backward for part in parts), launched[1]),
+        forward=forward,
+        backward=backward,
         weight_s=sum(part.weight_s for part in parts),
         by_module=by_module,
         saved_by_module=saved,
@@ -244,13 +250,28 @@ def _timed_parts(
         return [timer.part(layer_operators(layer, strategy, training, micro_batch))]
     found = []
     for part in block_parts(layer, _shard(layer, strategy, training, micro_batch)):
-        if Group.EP in part.groups and not routed:
+        has_experts = Group.EP in part.groups
+        if has_experts and not routed:
             continue
         key = (part.key, *(timer.links[group] for group in part.groups))
         if key not in known:
-            known[key] = timer.part(part.build())
+            known[key] = timer.part(part.build())._replace(routed=has_experts)
         found.append(known[key])
     return found
+
+
+def _launches(parts: list[TimedPart], graphs: CudaGraphs) -> tuple[float, float]:
+    """What the host launches for a layer in either pass, a graph counting as one kernel."""
+    if graphs is CudaGraphs.STEP:
+        return 0.0, 0.0
+    if graphs is CudaGraphs.LAYERS:
+        return 1.0, 1.0
+    captured = graphs is CudaGraphs.OUTSIDE_EXPERTS
+    forward, backward = (
+        sum(1.0 if captured and not part.routed else part.kernels[way] for part in parts)
+        for way in (0, 1)
+    )
+    return forward, backward
 
 
 def boundary_bytes(

@@ -176,7 +176,7 @@ def gemm(
         module=module,
         forward=(*enter.forward, Gemm(m, n, k, groups, block), *leave.forward),
         backward_input=(*leave.backward, Gemm(m, k, n, groups, block), *enter.backward),
-        backward_weight=(Gemm(k, n, m, groups, block),),
+        backward_weight=(Gemm(k, n, m, groups, block, weight_gradient=True),),
         beside=enter.again,
         saved=saved,
     )

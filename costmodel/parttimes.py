@@ -28,12 +28,16 @@ HIDDEN_BESIDE = 2 / 3
 # Of the host's time for a kernel, what one more expert of a grouped GEMM takes: its launch comes
 # from a loop inside the library (Transformer Engine's grouped linear layer), not from Python.
 ONE_MORE_EXPERT = 0.2
+# Of the tokens' way to the experts, what hides where micro-batches are interleaved for it: all but
+# the first one's (Megatron-Core's ``overlap_moe_expert_parallel_comm``).
+HIDDEN_EXPERTS = 0.9
 
 
 class TimedPart(NamedTuple):
     """Operators in a row with the seconds of their passes together, the kernels that they launch
     forward and backward, and the elements of their results that count. ``by_module``, ``saved``
-    and ``transient_bytes`` are their share of what ``TimedLayer`` has.
+    and ``transient_bytes`` are their share of what ``TimedLayer`` has; ``routed``: they are the
+    routed experts.
     """
 
     forward: PassCost
@@ -44,6 +48,7 @@ class TimedPart(NamedTuple):
     saved: Mapping[str | None, int]
     outputs: int
     transient_bytes: int
+    routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,15 @@ class PartTimer:
             transient_bytes=max((each.transient_bytes for each in operators), default=0),
         )
 
+    def beside_experts(self, cost: PassCost, *, overlaps: bool) -> PassCost:
+        """A layer's pass with what of its tokens' way to the experts hides behind the layer's
+        compute: that of another micro-batch, where software interleaves them.
+        """
+        own = self.device.efficiencies
+        part = max(own.ep_overlap, HIDDEN_EXPERTS) if overlaps else own.ep_overlap
+        hidden = part * min(cost.ep_s, cost.compute_s)
+        return cost + PassCost(ep_s=-hidden * (1 - own.overlap_slowdown))
+
     def launched(self, cost: PassCost, kernels: float) -> PassCost:
         """A layer's pass with what the device waits for the host.
 
@@ -117,7 +131,7 @@ class PartTimer:
         if module == "experts":
             compute *= own.moe_imbalance
         exposed: dict[Group, float] = {Group.TP: 0.0, Group.CP: 0.0, Group.EP: 0.0}
-        overlaps = {Group.TP: own.tp_overlap, Group.CP: 0.0, Group.EP: own.ep_overlap}
+        overlaps = {Group.TP: own.tp_overlap, Group.CP: 0.0}
         for work in works:
             if isinstance(work, Collective):
                 if work.kind is CollectiveKind.RING_EXCHANGE:  # attention waits for all other kinds

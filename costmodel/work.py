@@ -41,7 +41,8 @@ class CollectiveKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """``groups`` products of an m x k by a k x n matrix. ``block``: of a block's weights, so it
-    runs in the block's GEMM precision (fp8 where asked for).
+    runs in the block's GEMM precision (fp8 where asked for). ``weight_gradient``: the result is
+    added to a weight's gradient.
     """
 
     m: int
@@ -49,6 +50,7 @@ class Gemm:
     k: int
     groups: int = 1
     block: bool = True
+    weight_gradient: bool = False
 
     @property
     def flop(self) -> int:

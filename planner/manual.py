@@ -21,7 +21,6 @@ from planner.choices import Degrees
 from planner.rules import SPLIT_RULE, broken_rules, num_microbatches
 from planner.space import SearchSpace
 from profiles.errors import InputError, Problem
-from profiles.layers import Block, ExpertFeedForward
 from profiles.nearest import nearest
 
 if TYPE_CHECKING:
@@ -120,10 +119,6 @@ def _degrees(inputs: Inputs, manual: ManualLayout, schedule: str) -> Degrees:
     inner = manual.tp * manual.cp * manual.pp
     fill = max(1, inputs.cluster.num_gpus // inner)
     dp = manual.dp or min(fill, max(1, training.global_batch // manual.micro_batch))
-    has_experts = any(
-        isinstance(run.layer, Block) and isinstance(run.layer.feed_forward, ExpertFeedForward)
-        for run in inputs.model.runs
-    )
     sequence = manual.sequence_parallel
     if sequence is None:
         sequence = manual.tp > 1 and -(-training.seq_len // manual.cp) % manual.tp == 0
@@ -131,7 +126,7 @@ def _degrees(inputs: Inputs, manual: ManualLayout, schedule: str) -> Degrees:
         tp=manual.tp,
         cp=manual.cp,
         ep=manual.ep,
-        expert_tp=manual.expert_tp or (manual.tp if has_experts else 1),
+        expert_tp=manual.expert_tp or (manual.tp if inputs.model.has_experts else 1),
         pp=manual.pp,
         dp=dp,
         micro_batch=manual.micro_batch,

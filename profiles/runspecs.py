@@ -27,6 +27,7 @@ from profiles.layers import (
 )
 from profiles.model import LayerRun, ModelSpec
 from profiles.nearest import nearest
+from profiles.runexperts import run_dispatch, run_graphs, run_overlaps_experts
 from profiles.shorthand import Catalog
 from profiles.training import AttentionKernel, GradDtype, LossKernel, Precision, TrainingSpec
 from profiles.units import GB
@@ -145,6 +146,9 @@ def run_training(run: MeasuredRun) -> TrainingSpec:
         keeps_gathered=_is_torchtitan(run),
         reduces_in_fp32=_is_torchtitan(run),
         keeps_half_gradients=_keeps_half_gradients(run),
+        graphs=run_graphs(run),
+        dispatch=run_dispatch(run),
+        overlaps_experts=run_overlaps_experts(run),
     )
 
 

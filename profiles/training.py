@@ -12,6 +12,8 @@ __all__ = [
     "DEFAULT_GLOBAL_BATCH",
     "DEFAULT_SEQ_LEN",
     "AttentionKernel",
+    "CudaGraphs",
+    "Dispatch",
     "GradDtype",
     "LossKernel",
     "Optimizer",
@@ -22,6 +24,7 @@ __all__ = [
 # Where neither a file nor a flag says them: four million tokens a step.
 DEFAULT_GLOBAL_BATCH = 1024
 DEFAULT_SEQ_LEN = 4096
+FP32_BYTES = 4
 
 
 class Precision(StrEnum):
@@ -106,6 +109,28 @@ class LossKernel(StrEnum):
     CHUNKED = "chunked"
 
 
+class CudaGraphs(StrEnum):
+    """What the host launches as one CUDA graph instead of kernel by kernel: nothing; of each layer
+    what lies outside the routed experts (the sizes of their GEMMs are only known once tokens are
+    routed); each whole layer; the whole step. Megatron-Core's ``cuda_graph_scope``.
+    """
+
+    NONE = "none"
+    OUTSIDE_EXPERTS = "outside-experts"
+    LAYERS = "layers"
+    STEP = "step"
+
+
+class Dispatch(StrEnum):
+    """How tokens travel to their experts: ``once`` to each rank or node that has some of them
+    (DeepEP, HybridEP), or ``each``: a copy for each expert, sorted again on arrival (the
+    all-to-all of NCCL, as in Megatron's and torchtitan's own dispatchers).
+    """
+
+    ONCE = "once"
+    EACH = "each"
+
+
 class Optimizer(StrEnum):
     """Optimizer; the suffix says how its states are kept."""
 
@@ -149,7 +174,8 @@ class TrainingSpec:
     them with PyTorch's FSDP2: shards of the fp32 weights alone, from which working copies are made
     when they are gathered; a layer's gradients in the activation type until they are added to the
     others; vocabularies without padding. ``keeps_half_gradients``: gradients of the last backward
-    pass stay in the activation type beside the ones that are accumulated.
+    pass stay in the activation type beside the ones that are accumulated. ``overlaps_experts``:
+    tokens of one micro-batch travel while another one's are computed.
     """
 
     global_batch: int
@@ -167,6 +193,9 @@ class TrainingSpec:
     prefetches: bool = True
     fsdp2: bool = False
     keeps_half_gradients: bool = False
+    graphs: CudaGraphs = CudaGraphs.NONE
+    dispatch: Dispatch = Dispatch.ONCE
+    overlaps_experts: bool = False
 
     @property
     def norms_are_fused(self) -> bool:
@@ -189,6 +218,14 @@ class TrainingSpec:
     def gradient_bytes(self) -> int:
         """Bytes that a parameter's gradient keeps, whatever is reduced of them."""
         return self.grad_dtype.bytes + (self.param_bytes if self.keeps_half_gradients else 0)
+
+    @property
+    def gradient_traffic(self) -> int:
+        """Bytes that the GEMM of a weight's gradient moves for each element: in fp32 it reads the
+        sum of the micro-batches before and writes the new one (Megatron's
+        ``gradient_accumulation_fusion``), else it writes the gradient.
+        """
+        return 2 * FP32_BYTES if self.grad_dtype is GradDtype.FP32 else self.param_bytes
 
     @property
     def tokens(self) -> int:

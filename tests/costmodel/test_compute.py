@@ -169,7 +169,23 @@ def test_fp8_doubles_the_rate_of_block_gemms_only():
     bf16 = device_model("8xh100-80g", Precision.BF16)
     block, head = Gemm(8192, 8192, 8192), Gemm(8192, 8192, 8192, block=False)
     kept = fp8.efficiencies.quantised
-    conversion = fp8.stream_seconds(CONVERSION_BYTES * 8192 * 8192)
+    conversion = fp8.stream_seconds(CONVERSION_BYTES["fp8"] * 8192 * 8192)
     rate = bf16.seconds(block) / (fp8.seconds(block) - conversion)
     assert rate == pytest.approx(2 * kept, rel=0.01)
     assert fp8.seconds(head) == bf16.seconds(head)
+
+
+def test_operands_are_converted_once_for_both_gradients():
+    fp8 = device_model("8xh100-80g", Precision.FP8_BLOCKWISE)
+    again = replace(fp8, gradient_bytes=2).seconds(Gemm(8192, 8192, 8192, weight_gradient=True))
+    conversion = fp8.stream_seconds(CONVERSION_BYTES["fp8"] * 8192 * 8192)
+    assert fp8.seconds(Gemm(8192, 8192, 8192)) - again == pytest.approx(conversion)
+
+
+def test_gradients_of_weights_that_few_tokens_reach_are_bound_by_their_sum_in_fp32():
+    """Read and written, 8 bytes an element: the operands beside them are small."""
+    device = replace(device_model("8xb200", Precision.BF16), gradient_bytes=8)
+    work = Gemm(4096, 4096, 256, groups=32, weight_gradient=True)
+    moved = 32 * (8 * 4096 * 4096 + 2 * 2 * 4096 * 256)
+    assert device.seconds(work) == pytest.approx(device.stream_seconds(moved))
+    assert device.seconds(work) > device.seconds(replace(work, weight_gradient=False))
