@@ -7,38 +7,32 @@ a search may ask the same question for every layout that shares it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.compute import DeviceModel
-from costmodel.fsdpmemory import is_one_pass, working_bytes
 from costmodel.handover import HandOvers
 from costmodel.layers import layer_operators, least_seconds, timed_layer
+from costmodel.layerstep import layer_step
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
-from costmodel.measuredlayers import MeasuredLayers, Wrapping
+from costmodel.measuredlayers import MeasuredLayers
 from costmodel.measuredlinks import MeasuredTopology
 from costmodel.operatorfit import as_found
-from costmodel.passes import PassCost
-from costmodel.sharding import (
-    GRADIENTS_ONLY,
-    Replicas,
-    StateCost,
-    is_gathered_twice,
-    state_cost,
-)
+from costmodel.sharding import Replicas, state_cost
 from costmodel.work import AttentionCore, Gemm, Group
-from profiles.layers import Block, Embedding, ExpertFeedForward
+from profiles.layers import Block, ExpertFeedForward
 from profiles.topology import GroupLink, Topology
 from profiles.units import MIB
 
 if TYPE_CHECKING:
-    from costmodel.interpolation import Basis
     from costmodel.layers import LayerCost, TimedLayer
+    from costmodel.layerstep import LayerStep
     from costmodel.measuredlinks import LinkTimes
     from costmodel.parttimes import TimedPart
+    from costmodel.sharding import StateCost
     from profiles.calibration import Calibration, Efficiencies
     from profiles.cluster import ClusterSpec, DeviceSpec
     from profiles.layers import Layer
@@ -46,28 +40,9 @@ if TYPE_CHECKING:
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
-__all__ = ["CostContext", "LayerStep", "Memo"]
+__all__ = ["CostContext", "Memo"]
 
 LONELY = GroupLink(1, ())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerStep:
-    """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
-    included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
-    bytes while it runs (``first``: in a step's first backward pass, where that makes gradients),
-    bytes of weights that this pass gives up, and its states.
-    """
-
-    forward: PassCost
-    backward: PassCost
-    weight_s: float
-    saved_bytes: int
-    transient_bytes: int
-    first_transient_bytes: int
-    released_bytes: int
-    states: StateCost
-    basis: Basis
 
 
 class Memo:
@@ -117,6 +92,7 @@ class CostContext:
         self.cluster = cluster if profile is None else as_found(cluster, profile)
         self.training = training
         self.calibration = calibration
+        self.own: Efficiencies = calibration.efficiencies
         self.topology: Topology = _topology(self.cluster)
         self.link_times: LinkTimes | None = None
         if profile is not None and profile.collective_times:
@@ -125,7 +101,7 @@ class CostContext:
         device = self.cluster.slowest_device
         self.device = DeviceModel(device, calibration.efficiencies, training.precision)
         self.profile = profile
-        self._measured = None if profile is None else MeasuredLayers(profile, self.device, training)
+        self.measured = None if profile is None else MeasuredLayers(profile, self.device, training)
         self._timed = {} if memo is None else memo.of(device, training)
         self._parts: dict[object, TimedPart] = {}
         self._states: dict[object, StateCost] = {}
@@ -139,18 +115,13 @@ class CostContext:
             self.model, self.cluster, self.training, self.calibration, profile=self.profile
         )
 
-    @property
-    def own(self) -> Efficiencies:
-        """The efficiencies in force."""
-        return self.calibration.efficiencies
-
     @cached_property
     def classes(self) -> tuple[Layer, ...]:
         """Distinct layers of the model in order of first appearance."""
         return tuple(dict.fromkeys(self._in_force(run.layer) for run in self.model.runs))
 
     @cached_property
-    def _stated(self) -> dict[Layer, Layer]:
+    def stated(self) -> dict[Layer, Layer]:
         """Layers as the model states them, by those in force."""
         return {self._in_force(run.layer): run.layer for run in self.model.runs}
 
@@ -244,59 +215,8 @@ class CostContext:
         """
         key = (layer, strategy, micro_batch, mesh, shares_embedding, share_gather)
         if key not in self._steps:
-            self._steps[key] = self._layer(*key)
+            self._steps[key] = layer_step(self, *key)
         return self._steps[key]
-
-    def _layer(
-        self,
-        layer: Layer,
-        strategy: Strategy,
-        micro_batch: int,
-        mesh: Mesh,
-        shares_embedding: bool,  # noqa: FBT001 - private
-        share_gather: int,
-    ) -> LayerStep:
-        cost = self.compute(layer, strategy, micro_batch, mesh, shares_embedding=shares_embedding)
-        states = self.states(cost, mesh, strategy.zero, strategy.shard_group)
-        wrapping = self._wrapping(layer, strategy, mesh)
-        states = states._replace(optimizer_s=states.optimizer_s + wrapping.step_s)
-        own_root = isinstance(layer, Embedding) and not self.training.fsdp2
-        if own_root and states.forward_comm_s:
-            # the root unit of FSDP, which is not freed between its passes
-            whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
-            states = states._replace(parameter_bytes=whole)
-        working = first = cost.transient_bytes + states.working_bytes
-        released = 0
-        if self.training.fsdp2:
-            once = is_one_pass(self, strategy, micro_batch)
-            if once and strategy.zero == 1:
-                sharded = self.states(cost, mesh, GRADIENTS_ONLY, strategy.shard_group)
-                states = states.holding(sharded)
-            if not is_gathered_twice(layer):
-                again = states.backward_comm_s - states.forward_comm_s
-                states = states._replace(backward_comm_s=again)
-            working, first = working_bytes(self, layer, strategy, micro_batch, cost, states)
-            released = states.unsharded_bytes(self.training) if once else 0
-        forward = self._with_traffic(cost.forward, states.forward_comm_s / share_gather)
-        backward = self._with_traffic(cost.backward, states.backward_comm_s / share_gather)
-        return LayerStep(
-            forward=forward + PassCost(compute_s=wrapping.forward_s),
-            backward=backward + PassCost(compute_s=wrapping.backward_s),
-            weight_s=cost.weight_s,
-            saved_bytes=cost.saved_bytes,
-            transient_bytes=working,
-            first_transient_bytes=first,
-            released_bytes=released,
-            states=states,
-            basis=cost.basis,
-        )
-
-    def _wrapping(self, layer: Layer, strategy: Strategy, mesh: Mesh) -> Wrapping:
-        """What was measured of the wrapper of data parallelism, where there is one."""
-        alone = all(own.size == 1 for own in self.replicas(mesh, strategy.shard_group))
-        if self._measured is None or alone:
-            return Wrapping()
-        return self._measured.wrapping(self._stated.get(layer, layer), strategy.tp, strategy.zero)
 
     def compute(
         self,
@@ -325,9 +245,9 @@ class CostContext:
                 shares_embedding=shares_embedding,
                 known=self._parts,
             )
-            if self._measured is not None:
-                stated = self._stated.get(layer, layer)
-                timed = self._measured.corrected(timed, stated, plain, micro_batch)
+            if self.measured is not None:
+                stated = self.stated.get(layer, layer)
+                timed = self.measured.corrected(timed, stated, plain, micro_batch)
             self._timed[key] = timed
         return self._timed[key].cost(strategy.recompute)
 
@@ -335,7 +255,7 @@ class CostContext:
         """Seconds of both passes of a block that no division of its experts can beat; zero where
         layers have measured times.
         """
-        if self._measured is not None:
+        if self.measured is not None:
             return 0.0
         plain = replace(strategy, dp=1, zero=0, shard_group=1, recompute=NO_RECOMPUTE)
         return least_seconds(
@@ -359,19 +279,13 @@ class CostContext:
             )
         return self._states[key]
 
-    def _with_traffic(self, cost: PassCost, traffic_s: float) -> PassCost:
-        """ZeRO's traffic hides behind the layer before it, up to the calibrated part."""
-        if not traffic_s:
-            return cost
-        return cost + PassCost(zero_s=self.exposed(traffic_s, cost.total_s))
-
     def exposed(self, traffic_s: float, window_s: float) -> float:
         """What remains of data-parallel traffic beside ``window_s`` of compute, the slow-down
         of that compute included.
         """
         return traffic_s - self.hidden_part * min(traffic_s, window_s)
 
-    @property
+    @cached_property
     def hidden_part(self) -> float:
         """Part of data-parallel traffic beside compute that costs nothing."""
         return self.own.dp_overlap * (1 - self.own.overlap_slowdown)

@@ -25,8 +25,9 @@ from profiles.layers import Block, Embedding, Head
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
     from costmodel.layers import LayerCost
+    from costmodel.layerstep import LayerStep
     from costmodel.layout import Layout, Strategy
     from costmodel.schedules import Order, Schedule, Shape
     from costmodel.sharding import StateCost

@@ -14,7 +14,8 @@ from costmodel.interpolation import Basis
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
+    from costmodel.layerstep import LayerStep
     from costmodel.measuredlinks import LinkTimes
 
 __all__ = ["Known", "known_of"]

@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 
-WARM_GROUPS = 12  # groups of p micro-batches after which a steady schedule is looked at
+WARM_GROUPS = 8  # groups of p micro-batches after which a steady schedule is looked at
+FULL_GROUPS = 12  # groups over which the mean period of a pipeline that stays full is taken
 WINDOW = 4  # groups back that a pass depends on
 CYCLES = (1, 2, 3, 4)  # groups after which a steady state may repeat
 SHORT_RUN = 5  # groups in which a steady schedule holds as much as it ever does
@@ -140,7 +141,7 @@ def _period_s(schedule: Schedule, shape: Shape, times: PassTimes, delays: Sequen
     devices that wait for one another may repeat only after several. All devices end micro-batches
     equally often, so none more often than the busiest one can.
     """
-    few, many = (replace(shape, microbatches=n * WARM_GROUPS * shape.stages) for n in (1, 2))
+    few, many = (replace(shape, microbatches=n * FULL_GROUPS * shape.stages) for n in (1, 2))
     before, after = (_drained(schedule, each, times, delays).makespan_s for each in (few, many))
     busiest = 0.0
     for device in range(shape.stages):
@@ -192,7 +193,9 @@ class Run:
     ) -> None:
         """Run it."""
         self.shape = shape
-        self.orders = [[a for a in o if a[0] in PASSES] for o in schedule.orders(shape)]
+        self.orders = schedule.orders(shape)
+        if schedule.gathers_by_unit:
+            self.orders = [[a for a in order if a[0] in PASSES] for order in self.orders]
         self.tables = self._tables(schedule.paths(shape), times, delays)
         self.clock = [0.0] * shape.stages
         self._run(schedule.name)
@@ -269,19 +272,23 @@ class Run:
         (from the last forward of its first chunk on), as far back as later ones depend on them,
         are those of as many groups before and come so much later.
         """
-        lag, gaps = cycle * self.shape.stages, []
+        lag, rounding = cycle * self.shape.stages, STEADY * max(self.clock)
+        extremes: list[float] = []
         for order, table in zip(self.orders, self.tables, strict=True):
             passes = len(order) // self.shape.microbatches
             last = order.index((FORWARD, 0, self.shape.microbatches - 1))
-            looked_at = range(last, last - WINDOW * self.shape.stages * passes, -1)
-            for i in looked_at:
-                kind, chunk, batch = order[i]
-                if order[i - lag * passes] != (kind, chunk, batch - lag):
-                    return None
-                own = table[kind][chunk][1]
-                gaps.append(own[batch] - own[batch - lag])
-        spread = max(gaps) - min(gaps)
-        return gaps[0] if spread <= STEADY * max(self.clock) else None
+            first = last + 1 - WINDOW * self.shape.stages * passes
+            now, before = (order[first - ago : last + 1 - ago] for ago in (0, lag * passes))
+            if before != [(kind, chunk, batch - lag) for kind, chunk, batch in now]:
+                return None
+            gaps = [
+                own[batch] - own[batch - lag]
+                for own, batch in ((table[kind][chunk][1], batch) for kind, chunk, batch in now)
+            ]
+            extremes += min(gaps), max(gaps)
+            if max(extremes) - min(extremes) > rounding:
+                return None
+        return extremes[0]
 
 
 def _delay(path: Path, at: int, delays: Sequence[float]) -> float:

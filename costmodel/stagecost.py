@@ -17,7 +17,8 @@ from profiles.layers import Embedding, Head
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
+    from costmodel.layerstep import LayerStep
     from costmodel.layout import LayerSpan, Layout, Strategy
     from profiles.layers import Layer
 

@@ -20,8 +20,9 @@ from profiles.layers import Block, Embedding, Head
 from profiles.units import MIB
 
 if TYPE_CHECKING:
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
     from costmodel.estimate import MemoryBytes
+    from costmodel.layerstep import LayerStep
     from costmodel.layout import Recompute, Strategy
     from costmodel.schedules import Path, Schedule
     from planner.choices import Candidate

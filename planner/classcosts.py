@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
+    from costmodel.layerstep import LayerStep
 
 __all__ = ["held_bytes", "once_ns"]
 

@@ -84,7 +84,8 @@ class CountingStages:
         self._bounds: dict[Key, float] = {}
         self._answers: dict[Key, Answer | None] = {}
         self._choices: dict[tuple[int, int, int], Choices] = {}
-        self._levels: dict[tuple[int, tuple[int, ...]], Level] = {}
+        self._levels: dict[tuple[int, float], Level] = {}
+        self._levels_within: dict[tuple[int, tuple[int, ...]], Level] = {}
         self._fronts: dict[tuple[int, int, tuple[int, ...]], Front] = {}
 
     def time_ns(self, stage: int, first: int, stop: int) -> int | None:
@@ -136,14 +137,21 @@ class CountingStages:
         return best
 
     def _level(self, stage: int, level: float) -> Level:
-        within = tuple(bisect_right(own, level) for own in self._working)
-        if (stage, within) not in self._levels:
-            choices = tuple(self._allowed(stage, c, number) for c, number in enumerate(within))
-            savings = sorted(
-                (slope, saved, c) for c, own in enumerate(choices) for slope, saved in own.savings
-            )
-            self._levels[stage, within] = Level(choices, savings)
-        return self._levels[stage, within]
+        found = self._levels.get((stage, level))
+        if found is None:
+            within = tuple(bisect_right(own, level) for own in self._working)
+            if (stage, within) not in self._levels_within:
+                self._levels_within[stage, within] = self._level_within(stage, within)
+            found = self._levels[stage, level] = self._levels_within[stage, within]
+        return found
+
+    def _level_within(self, stage: int, within: tuple[int, ...]) -> Level:
+        """What each class may take with so many of its least amounts of working memory."""
+        choices = tuple(self._allowed(stage, c, number) for c, number in enumerate(within))
+        savings = sorted(
+            (slope, saved, c) for c, own in enumerate(choices) for slope, saved in own.savings
+        )
+        return Level(choices, savings)
 
     def _allowed(self, stage: int, c: int, number: int) -> Choices:
         """The options of a class with the ``number`` least amounts of working memory."""

@@ -10,13 +10,13 @@ from planner.launchers import Mixing
 from profiles.layers import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from costmodel.layout import Recompute
     from planner.build import CandidateProblem
     from planner.problem import Solution
 
-__all__ = ["build_layout", "chunk_sizes"]
+__all__ = ["build_layout", "growing_chunks"]
 
 # Recomputed layers stand first in their chunk, as Megatron's "block" method has it.
 ORDER_OF_KINDS = {RecomputeKind.FULL: 0, RecomputeKind.SELECTIVE: 1, RecomputeKind.NONE: 2}
@@ -79,7 +79,7 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     for stage, (first, stop) in enumerate(zip(solution.starts, stops, strict=True)):
         virtuals = [v for v, place in enumerate(places) if place[0] == stage]
         blocks = [i for i in range(first, stop) if is_block[i]]
-        sizes = chunk_sizes(problem, stage, [problem.chain[i] for i in blocks])
+        sizes = _chunk_sizes(problem, stage, [problem.chain[i] for i in blocks])
         options = sorted(
             (problem.candidate.recomputes[solution.strategies[i]] for i in blocks), key=_kind
         )
@@ -90,17 +90,24 @@ def _spread(problem: CandidateProblem, solution: Solution) -> list[list[Recomput
     return chunks
 
 
-def chunk_sizes(problem: CandidateProblem, stage: int, blocks: Sequence[int]) -> list[int]:
-    """How many blocks each chunk of a stage gets, from the classes of its blocks: each goes to the
-    chunk with least to do, later ones first; the model's ends have layers of their own.
+def _chunk_sizes(problem: CandidateProblem, stage: int, blocks: Sequence[int]) -> list[int]:
+    """How many blocks each chunk of a stage gets, from the classes of its blocks."""
+    times = [problem.time_ns[c][0] for c in blocks]
+    return list(growing_chunks(problem.ends_ns(stage), times))[-1]
+
+
+def growing_chunks(ends_ns: Sequence[int], times_ns: Sequence[int]) -> Iterator[list[int]]:
+    """How many blocks each chunk of a stage has before the first and after each of some blocks:
+    each goes to the chunk with least to do, later ones first; the model's ends have layers of
+    their own, of ``ends_ns`` in each chunk.
     """
-    load = problem.ends_ns(stage)
-    sizes = [0] * len(load)
-    for c in blocks:
+    load, sizes = list(ends_ns), [0] * len(ends_ns)
+    yield sizes.copy()
+    for time in times_ns:
         target = min(range(len(load)), key=lambda each: (load[each], sizes[each], -each))
-        load[target] += problem.time_ns[c][0]
+        load[target] += time
         sizes[target] += 1
-    return sizes
+        yield sizes.copy()
 
 
 def _dealt(options: list[Recompute], sizes: list[int]) -> list[list[Recompute]]:

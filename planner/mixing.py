@@ -25,13 +25,14 @@ from planner import nested
 from planner.build import NANO, CandidateProblem
 from planner.finalists import Finalist
 from planner.problem import SearchProblem
-from planner.search import TIGHTENINGS
+from planner.searchrun import TIGHTENINGS
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
+    from costmodel.layerstep import LayerStep
     from costmodel.layout import Strategy
     from planner.choices import Candidate
     from planner.problem import Solution

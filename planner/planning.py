@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.certificate import certify
 from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.launchers import LAUNCHERS
-from planner.mixing import best_mix
 from planner.native import model_problems, training_problems
 from planner.plan import Plan, SearchFacts
 from planner.search import search
@@ -129,10 +127,14 @@ def find_plan(
     facts = _facts(result, _with_micro_batch(own, inputs.training.micro_batch))
     finalists = list(result.finalists)
     if after.prove:
+        from planner.certificate import certify  # noqa: PLC0415 - its solvers, seldom asked for
+
         proof = certify(inputs.context, finalists[0], min_fit=min_fit)
         facts = replace(facts, certificate=proof)
     mixed = None
     if after.mix_degrees:
+        from planner.mixing import best_mix  # noqa: PLC0415 - its solvers, seldom asked for
+
         mixed = best_mix(inputs.context, space, result.finalists, min_fit=min_fit)
     if mixed is not None:
         facts = replace(facts, equal_degrees_s=finalists[0].estimate.step_s, proven=False)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from profiles.errors import InputError, Problem
-from profiles.mergedprofile import load_profiles
 from profiles.training import LossKernel
 
 if TYPE_CHECKING:
@@ -30,11 +29,12 @@ def with_profiles(inputs: Inputs, paths: Sequence[str], *, where: str = "--profi
     """The inputs under the profiles of files. Raises ``InputError`` where they are stale, or about
     something else.
     """
-    from costmodel.measuredlinks import with_overlap  # noqa: PLC0415 - numpy
-    from costmodel.operatorfit import calibration_from  # noqa: PLC0415 - numpy
-
     if not paths:
         return inputs
+    from costmodel.measuredlinks import with_overlap  # noqa: PLC0415 - numpy
+    from costmodel.operatorfit import calibration_from  # noqa: PLC0415 - numpy
+    from profiles.mergedprofile import load_profiles  # noqa: PLC0415 - pydantic
+
     profile = load_profiles(paths)
     device = inputs.cluster.slowest_device
     facts = next((own for own in profile.devices if own.device == device.name), None)

@@ -17,12 +17,13 @@ from planner.choices import Candidate
 from planner.cuts import SLACKS, Stages
 from planner.exhaust import every_better_cut, num_layouts
 from planner.leastcut import INFINITE, least_cut_ns
+from planner.leastsum import least_sum_ns
 from planner.pathbound import PathBounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.search import SearchRun
+    from planner.searchrun import Node, SearchRun
 
 __all__ = ["close_gap"]
 
@@ -33,9 +34,7 @@ EXHAUSTED_LAYOUTS = 100_000
 
 def close_gap(run: SearchRun, should_stop: Callable[[], bool]) -> None:
     """Simulate every layout that could still beat the best plan, where they are few."""
-    _sharpen(run)
-    _open_rest(run)
-    _trace(run, should_stop)
+    _raise_bound(run, should_stop)
     if run.enough:
         return
     if run.bound_s < min(run.least_open_s, run.best_s):
@@ -62,28 +61,57 @@ def close_gap(run: SearchRun, should_stop: Callable[[], bool]) -> None:
         run.least_open_s = min((each[0] for each in run.open), default=float("inf"))
 
 
-def _trace(run: SearchRun, should_stop: Callable[[], bool]) -> None:
-    """Raise the least bound of an open candidate, by the longest paths of its schedule and by
-    a search for cuts that could beat the best plan, until none of them raises it further.
-    """
-    paths = PathBounds()
-    heap = [(bound_s, number, False) for number, (bound_s, _) in enumerate(run.open)]
-    heapq.heapify(heap)
-    while heap and not should_stop():
-        bound_s, number, traced = heap[0]
-        if traced or bound_s >= run.enough_s:
-            break
-        problem = run.open[number][1]
-        rest_s = run.bounds.of_fuller(problem.candidate)
-        least_s = max(bound_s, min(rest_s, paths.of(problem, run.bounds, run.best_s)))
-        if least_s < run.best_s and not problem.moves_blocks:
-            least_s = max(least_s, _least_cut_s(run, problem, least_s))
+def _raise_bound(run: SearchRun, should_stop: Callable[[], bool]) -> None:
+    """Raise the least bound of all that is left, nodes and open candidates in turn."""
+    bounding, effort = _Bounding(run), run.visited // SHARPENED
+    effort -= _sharpen(run, effort)
+    _open_rest(run)
+    while True:
+        bounding.raise_open(should_stop)
+        opened = _sharpen(run, effort)
+        effort -= opened
+        if not opened or run.enough or should_stop():
+            return
+
+
+class _Bounding:
+    """Sharper bounds of open candidates; those that have one are known."""
+
+    def __init__(self, run: SearchRun) -> None:
+        self.run = run
+        self.paths = PathBounds()
+        self._done: set[Candidate] = set()
+
+    def raise_open(self, should_stop: Callable[[], bool]) -> None:
+        """Sharpen the open candidate of the least bound, until that raises it no further."""
+        run = self.run
+        heap = [(bound_s, number) for number, (bound_s, _) in enumerate(run.open)]
+        heapq.heapify(heap)
+        while heap and not should_stop():
+            bound_s, number = heap[0]
+            problem = run.open[number][1]
+            if problem.candidate in self._done or bound_s >= run.enough_s:
+                break
+            self._done.add(problem.candidate)
+            least_s = max(bound_s, self._of(problem, bound_s))
+            if least_s >= run.best_s:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (least_s, number))
+        run.open = [(bound_s, run.open[number][1]) for bound_s, number in sorted(heap)]
+        run.least_open_s = min((each[0] for each in run.open), default=float("inf"))
+
+    def _of(self, problem: CandidateProblem, bound_s: float) -> float:
+        """By the longest paths of a candidate's schedule, and by a search for cuts that could beat
+        the best plan.
+        """
+        run = self.run
+        if problem.moves_blocks:
+            return _least_sum_s(run, problem)
+        least_s = max(bound_s, self.paths.of(problem, run.bounds, run.best_s))
         if least_s >= run.best_s:
-            heapq.heappop(heap)
-        else:
-            heapq.heapreplace(heap, (least_s, number, True))
-    run.open = [(bound_s, run.open[number][1]) for bound_s, number, _ in sorted(heap)]
-    run.least_open_s = min((each[0] for each in run.open), default=float("inf"))
+            return least_s
+        return max(least_s, _least_cut_s(run, problem, least_s))
 
 
 def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> float:
@@ -105,20 +133,27 @@ def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> f
     return least_s
 
 
-def _sharpen(run: SearchRun) -> None:
-    """Open the nodes of the least bounds that no visit was worth, for a part of the effort so
-    far: their candidates have sharper bounds, or do not fit.
+def _least_sum_s(run: SearchRun, problem: CandidateProblem) -> float:
+    """What no layout of a candidate can beat by the mean work of its devices, where its blocks do
+    not stay where the cut puts them.
     """
-    for _ in range(run.visited // SHARPENED):
-        if run.bound_s >= min(run.least_open_s, run.best_s):
-            break
+    if not run.space.rules.uneven_stages and not run.cuts(problem, 0.0, run.best_s):
+        return INFINITE
+    sum_ns = least_sum_ns(problem, run.best_s, run.holding(problem))
+    return problem.step_s(problem.least_ns(sum_ns, 0.0)) if sum_ns < INFINITE else INFINITE
+
+
+def _sharpen(run: SearchRun, most: int) -> int:
+    """Open the nodes of the least bounds that no visit was worth, ``most`` at most: their
+    candidates have sharper bounds, or do not fit. The number opened.
+    """
+    opened = 0
+    while opened < most and run.bound_s < min(run.least_open_s, run.best_s):
         bound_s, number = run.waiting[0]
-        node = run.nodes[number]
-        if isinstance(node, Candidate):
-            break
-        del run.nodes[number]
-        run.open_node(node, bound_s)
+        _open(run, run.nodes[number], number, bound_s)
+        opened += 1
     run.heap = [each for each in run.heap if each[1] in run.nodes]
+    return opened
 
 
 def _open_rest(run: SearchRun) -> None:
@@ -128,12 +163,17 @@ def _open_rest(run: SearchRun) -> None:
     rest = [each for each in run.heap if each[2] < run.best_s]
     while rest and len(rest) <= FEW_NODES:
         for _, number, bound_s, node in rest:
-            del run.nodes[number]
-            if isinstance(node, Candidate):
-                problem = CandidateProblem(context=run.context, candidate=node, min_fit=run.min_fit)
-                run.leave_open(bound_s, problem)
-                run.pruned["closed form"] += 1
-            else:
-                run.open_node(node, bound_s)
+            _open(run, node, number, bound_s)
         run.heap = [each for each in run.heap if each[1] in run.nodes]
         rest = [each for each in run.heap if each[2] < run.best_s]
+
+
+def _open(run: SearchRun, node: Node, number: int, bound_s: float) -> None:
+    """Open a node of the heap; a candidate is left open."""
+    del run.nodes[number]
+    if isinstance(node, Candidate):
+        problem = CandidateProblem(context=run.context, candidate=node, min_fit=run.min_fit)
+        run.leave_open(bound_s, problem)
+        run.pruned["closed form"] += 1
+    else:
+        run.open_node(node, bound_s)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["least_of_stage", "least_time", "most_held", "undominated_rooms"]
 
 INFINITE = float("inf")
+ROUNDING = 1e-6  # of a layer, so that a bound is not one layer too sharp
 
 
 def least_time(
@@ -28,15 +29,17 @@ def least_time(
     flight, bytes), at most ``most`` layers on each; None if they do not fit.
     """
     fastest, leanest = options[0], options[-1]  # by rising time and falling memory
-    fast_room = lean_room = 0.0
+    if min(room for _, room in rooms) < 0:
+        return None
+    held = 0.0
     for flight, room in rooms:
-        if room < 0:
-            return None
-        fast_room += min(most, room / (resident + fastest.saved_bytes * flight))
-        lean_room += min(most, room / (resident + leanest.saved_bytes * flight))
-    if fast_room >= count:
-        return count * fastest.time_ns
-    if lean_room < count:
+        held += min(most, room / (resident + fastest.saved_bytes * flight))
+        if held >= count:
+            return count * fastest.time_ns
+    held = 0.0
+    for flight, room in rooms:
+        held += min(most, room / (resident + leanest.saved_bytes * flight))
+    if held + ROUNDING < count:
         return None
     segments: list[tuple[float, float]] = []
     slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
@@ -48,14 +51,21 @@ def least_time(
             held = reach
             if held >= most:
                 break
+    return _filled(count, sorted(segments))
+
+
+def _filled(count: int, segments: list[tuple[float, float]]) -> float:
+    """Time of ``count`` layers that take the (time of a layer, layers) of ``segments`` in turn,
+    which have room for them but for rounding.
+    """
     left, total = float(count), 0.0
-    for marginal, width in sorted(segments):
+    for marginal, width in segments:
         taken = min(left, width)
         total += taken * marginal
         left -= taken
         if left <= 0:
-            return total
-    return None
+            break
+    return total
 
 
 def least_of_stage(
@@ -79,20 +89,27 @@ def most_held(
     """Whole layers that the stages can hold together if none may take more than ``limit_ns``;
     stops counting at ``enough``.
     """
-    most = int(limit_ns / options[0].time_ns)
     known: dict[tuple[float, float], int] = {}
+    slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
     held = 0
-    for each in rooms:
-        if each not in known:
-            count = most
-            while count and (least_time(count, [each], resident, options, count) or INFINITE) > (
-                limit_ns
-            ):
-                count -= 1
-            known[each] = count
-        held += known[each]
+    for flight, room in rooms:
+        if (flight, room) not in known:
+            known[flight, room] = int(_held_within(limit_ns, room, slopes[flight]) + ROUNDING)
+        held += known[flight, room]
         if held >= enough:
             break
+    return held
+
+
+def _held_within(limit_ns: float, room: float, slopes: list[tuple[float, float]]) -> float:
+    """Fractional layers of one stage with ``room`` bytes whose least time is ``limit_ns``."""
+    left, held = max(0.0, limit_ns), 0.0
+    for marginal, size in slopes:
+        reach = max(0.0, room / size)
+        if left < (reach - held) * marginal:
+            return held + left / marginal
+        left -= (reach - held) * marginal
+        held = reach
     return held
 
 
@@ -113,9 +130,9 @@ def _slopes(flight: float, resident: float, options: list[Option]) -> list[tuple
     times = [option.time_ns for option in options]
     now, found = 0, [(times[0], sizes[0])]
     while now < len(options) - 1:
-        slope, chosen = INFINITE, now
+        slope, chosen, time, size = INFINITE, now, times[now], sizes[now]
         for k in range(now + 1, len(options)):
-            own = (times[k] * sizes[now] - times[now] * sizes[k]) / (sizes[now] - sizes[k])
+            own = (times[k] * size - time * sizes[k]) / (size - sizes[k])
             if own < slope:
                 slope, chosen = own, k
         found.append((slope, sizes[chosen]))

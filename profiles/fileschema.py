@@ -21,7 +21,9 @@ __all__ = ["FileSchema", "Name", "Sources", "Version", "problem_at", "validate"]
 class FileSchema(BaseModel):
     """Base of every mapping in a file: no coercion, no unknown keys, no changes."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._/\[\]-]*$"

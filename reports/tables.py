@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rich import box
 from rich.table import Table
@@ -26,9 +28,12 @@ __all__ = [
     "stage_table",
 ]
 
+MANY: Final = 3  # stages
+Row: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]  # place and figures
+
 
 def stage_table(plan: Plan) -> Table:
-    """One line a stage: who, what, how long, how full."""
+    """Each stage: who, what, how long, how full."""
     table = plain_table("Layout")
     table.add_column("stage", justify="right")
     table.add_column("ranks", overflow="fold")
@@ -37,18 +42,35 @@ def stage_table(plan: Plan) -> Table:
     table.add_column("busy s", justify="right", no_wrap=True)
     table.add_column("waiting s", justify="right", no_wrap=True)
     table.add_column("memory GiB", justify="right", no_wrap=True)
+    rows: list[Row] = []
     for stage in plan.estimate.stages:
         waiting = stage.split.bubble_s
-        table.add_row(
+        place = (
             str(stage.stage),
             compact_ranks(plan.layout.mesh, stage.stage),
             stage_layers(plan.inputs.model, plan.layout, stage.stage).replace(",", ", "),
+        )
+        figures = (
             recompute_words(plan.layout, stage.stage),
             f"{stage.split.total_s - waiting:.4g}",
             f"{waiting:.3g}",
             f"{stage.memory.device_bytes / GIB:.1f}",
         )
+        rows.append((place, figures))
+    _add_rows(table, rows)
     return table
+
+
+def _add_rows(table: Table, rows: list[Row]) -> None:
+    """Places with their figures; three and more in succession with the same ones share a line."""
+    for figures, alike in groupby(rows, key=itemgetter(1)):
+        places = [place for place, _ in alike]
+        if len(places) < MANY:
+            for place in places:
+                table.add_row(*place, *figures)
+            continue
+        ends = zip(places[0], places[-1], strict=True)
+        table.add_row(*(f"{first} to {last}" for first, last in ends), *figures)
 
 
 def split_table(plan: Plan) -> Table:
@@ -72,13 +94,12 @@ def memory_table(plan: Plan) -> Table:
     for kind in KINDS.values():
         table.add_column(kind, justify="right")
     table.add_column("total", justify="right")
+    rows: list[Row] = []
     for stage in plan.estimate.stages:
         kinds = memory_kinds(stage.memory)
-        table.add_row(
-            str(stage.stage),
-            *(f"{kinds[kind] / GIB:.1f}" for kind in KINDS),
-            f"{stage.memory.device_bytes / GIB:.1f}",
-        )
+        sizes = [*(kinds[kind] for kind in KINDS), stage.memory.device_bytes]
+        rows.append(((str(stage.stage),), tuple(f"{size / GIB:.1f}" for size in sizes)))
+    _add_rows(table, rows)
     return table
 
 

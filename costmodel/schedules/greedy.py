@@ -72,7 +72,7 @@ def list_schedule(
     return run.orders
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Queue:
     """The passes of one kind and chunk of a device, and what each waits for."""
 
@@ -82,6 +82,7 @@ class _Queue:
     ends: list[int]
     followers: tuple[int, ...]  # devices that a pass may wake
     at: int = 0
+    key: Key | None = None  # of the head, once it was ready
 
 
 class _Run:
@@ -119,31 +120,37 @@ class _Run:
             ]
             for kind, before, ends, followers in kinds[: 3 if splits else 2]:
                 actions = [(kind, chunk, m) for m in batches]
-                self.queues[device].append(_Queue(actions, i, before, ends, followers))
+                woken = tuple(dict.fromkeys(followers))
+                self.queues[device].append(_Queue(actions, i, before, ends, woken))
 
     def start(self, device: int, now: int) -> None:
         """Start the best pass of a device, if it is free and one is ready."""
         if self.free[device] > now:
             return
-        best: tuple[Key, _Queue] | None = None
+        least: Key | None = None
+        best: _Queue | None = None
+        counts = self.counts[device]
         for queue in self.queues[device]:
-            if queue.at == len(queue.actions):
-                continue
             action = queue.actions[queue.at]
             if queue.before is not None and queue.before[action[2]] > now:
                 continue
-            own = self.key(action[0], queue.position, action[2])
-            if (best is None or own < best[0]) and self.admits(device, action, self.counts[device]):
-                best = own, queue
+            own = queue.key
+            if own is None:
+                own = queue.key = self.key(action[0], queue.position, action[2])
+            if (least is None or own < least) and self.admits(device, action, counts):
+                least, best = own, queue
         if best is not None:
-            self._run(device, best[1], now + 1)
+            self._run(device, best, now + 1)
 
     def _run(self, device: int, queue: _Queue, end: int) -> None:
         action = queue.actions[queue.at]
         queue.at += 1
+        queue.key = None
+        if queue.at == len(queue.actions):
+            self.queues[device].remove(queue)
         queue.ends[action[2]] = end
         self.orders[device].append(action)
         self.counts[device].note(action[0], action[1])
         self.free[device] = end
-        for follower in dict.fromkeys(queue.followers):
+        for follower in queue.followers:
             heapq.heappush(self.times, (end, follower))

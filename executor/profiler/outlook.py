@@ -22,7 +22,8 @@ from planner.native import as_executed
 from profiles.catalog import load_calibration, load_cluster
 
 if TYPE_CHECKING:
-    from costmodel.context import CostContext, LayerStep
+    from costmodel.context import CostContext
+    from costmodel.layerstep import LayerStep
     from executor.profiler.tasks import SessionPlan, Task
 
 __all__ = ["Outlook", "outlook_of"]

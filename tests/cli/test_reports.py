@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from plansamples import sample_estimate, sample_layout, sample_plan
 
-from planner import explain_plan
+from planner import explain_plan, load_inputs
+from planner.manual import ManualLayout, layout_from_degrees
+from planner.plan import plan_of
 from planner.planning import Planned
 from planner.sensitivity import Lever, Shift, Stated
 from profiles import catalog_names, load_cluster, load_model
@@ -48,6 +50,17 @@ def test_the_text_of_a_plan(printed, rival, snapshot):
 def test_the_text_of_an_estimate_that_does_not_fit(printed, snapshot):
     own = replace(sample_estimate(gib=9), fits=False, fit_probability=0.01)
     assert printed(estimate_report(sample_plan(estimate=own, search=False))) == snapshot
+
+
+def test_stages_with_the_same_figures_share_a_line(printed):
+    inputs = load_inputs("llama3-8b", "8xh100", overrides={"global_batch": 64, "seq_len": 2048})
+    manual = ManualLayout(pp=8, schedule="gpipe", micro_batch=1)
+    plan = plan_of(inputs, layout_from_degrees(inputs, manual))
+    lines = printed(estimate_report(plan)).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.split()[:1] == ["stage"])
+    rows = [line.split() for line in lines[first + 2 : lines.index("", first)]]
+    assert [row[0] for row in rows] == ["0", "1", "7"]
+    assert " ".join(rows[1]).startswith("1 to 6 1 to 6 4-7 to 24-27 none")
 
 
 def test_the_text_of_an_explanation(printed, rival, snapshot):

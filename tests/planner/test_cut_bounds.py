@@ -16,7 +16,8 @@ from planner.build import CandidateProblem
 from planner.cuts import Stages, best_cuts
 from planner.layouts import build_layout
 from planner.leastcut import INFINITE, least_cut_ns
-from planner.search import SOLVERS, SearchRun
+from planner.search import SOLVERS
+from planner.searchrun import SearchRun
 
 MIN_FIT = 0.9
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "2bp", "interleaved-1f1b", "async-1f1b", "dualpipe")

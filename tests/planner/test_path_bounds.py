@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from oracle import every_cut_and_mix
@@ -14,6 +15,7 @@ from costmodel.schedules import SCHEDULES
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem
 from planner.layouts import build_layout
+from planner.leastsum import least_sum_ns
 from planner.pathbound import PathBounds
 from profiles.layers import Block
 
@@ -21,16 +23,25 @@ MIN_FIT = 0.9
 DRAINING = [name for name, schedule in SCHEDULES.items() if schedule.drains]
 
 
-def random_candidates(schedule, rng):
-    """Some candidates of a tiny model with few micro-batches."""
+def with_wide_blocks(model, counts):
+    """The model with wide blocks among its others: ``counts`` of plain and wide ones in turn."""
+    run = model.runs[1]
+    assert isinstance(run.layer, Block)
+    wide = replace(run.layer, feed_forward=replace(run.layer.feed_forward, ffn_hidden=28_672))
+    kinds = [replace(run, count=n, layer=(run.layer, wide)[i % 2]) for i, n in enumerate(counts)]
+    return replace(model, runs=(model.runs[0], *kinds, model.runs[2]))
+
+
+def random_candidates(schedule, rng, *, unequal=0.3):
+    """Some candidates of a tiny model with few micro-batches, ``unequal``: the part of the models
+    that have a second kind of block.
+    """
     blocks = rng.choice([4, 5, 6])
     model = tiny_model(blocks, rng.choice([32_000, 256_000]), tied=rng.random() < 0.3)
-    if rng.random() < 0.3 and SCHEDULES[schedule].chunks == (1,):  # a second kind of block
-        run = model.runs[1]
-        assert isinstance(run.layer, Block)
-        wide = replace(run.layer, feed_forward=replace(run.layer.feed_forward, ffn_hidden=28_672))
-        runs = (model.runs[0], replace(run, count=run.count - 1), replace(run, layer=wide, count=1))
-        model = replace(model, runs=(*runs, model.runs[2]))
+    if rng.random() < unequal:
+        places = sorted(rng.sample(range(1, blocks), rng.randint(1, 3)))
+        counts = [b - a for a, b in pairwise([0, *places, blocks])]
+        model = with_wide_blocks(model, counts)
     cluster = with_nodes("1x4xa100-40g", memory_gib=rng.choice([14, 20, 34, 80]))
     context = context_of(
         model, cluster, global_batch=rng.choice([4, 8, 16]), seq_len=2048, micro_batch=1
@@ -42,6 +53,14 @@ def random_candidates(schedule, rng):
     return context, space, rng.sample(found, min(2, len(found)))
 
 
+def fitting_steps(context, space, problem):
+    """Seconds of a step of every layout of a candidate that fits."""
+    for cut in every_cut_and_mix(context, problem):
+        own = estimate(context, build_layout(problem, cut, space.rules.mixing), min_fit=MIN_FIT)
+        if own.fits:
+            yield own.step_s
+
+
 @pytest.mark.parametrize("schedule", DRAINING)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_layout_of_a_candidate_is_faster_than_the_bound_of_its_paths(schedule, seed):
@@ -50,16 +69,32 @@ def test_no_layout_of_a_candidate_is_faster_than_the_bound_of_its_paths(schedule
     bounds, paths = CandidateBounds(context, min_fit=MIN_FIT), PathBounds()
     for candidate in candidates:
         problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
-        fuller_s = bounds.of_fuller(candidate)
-        least_s = min(fuller_s, paths.of(problem, bounds, float("inf")))
-        relaxed = bounds.of_candidate(candidate, float("inf"))
-        for cut in every_cut_and_mix(context, problem):
-            layout = build_layout(problem, cut, space.rules.mixing)
-            own = estimate(context, layout, min_fit=MIN_FIT)
-            if own.fits:
-                assert least_s <= own.step_s * (1 + 1e-9)
-                assert relaxed is not None
-                assert relaxed.bound_s <= own.step_s * (1 + 1e-9)
+        steps = list(fitting_steps(context, space, problem))
+        if steps:
+            fastest_s = min(steps) * (1 + 1e-9)
+            assert paths.of(problem, bounds, float("inf")) <= fastest_s
+            assert PathBounds().of(problem, bounds, fastest_s) <= fastest_s
+            relaxed = bounds.of_candidate(candidate, float("inf"))
+            assert relaxed is not None
+            assert relaxed.bound_s <= fastest_s
+
+
+SEVERAL_CHUNKS = [name for name in DRAINING if SCHEDULES[name].chunks != (1,)]
+
+
+@pytest.mark.parametrize("schedule", SEVERAL_CHUNKS)
+@pytest.mark.parametrize("seed", range(8))
+def test_no_layout_of_unequal_blocks_in_several_chunks_is_faster_than_their_work(schedule, seed):
+    rng = random.Random(f"unequal {schedule} {seed}")
+    context, space, candidates = random_candidates(schedule, rng, unequal=1)
+    for candidate in candidates:
+        problem = CandidateProblem(context=context, candidate=candidate, min_fit=MIN_FIT)
+        assert problem.moves_blocks
+        steps = list(fitting_steps(context, space, problem))
+        if steps:
+            wanted_s = min(steps) * (1 + 1e-9)
+            sum_ns = least_sum_ns(problem, wanted_s, [])
+            assert problem.step_s(problem.least_ns(sum_ns, 0.0)) <= wanted_s
 
 
 def test_the_bound_of_an_even_pipeline_is_its_step():
