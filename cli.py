@@ -361,7 +361,11 @@ def _check_page(path: str | None, *, force: bool) -> None:
 @main.command()
 @_with(*INPUT_FLAGS, *SEARCH_FLAGS)
 @click.option(
-    "--top", default=3, show_default=True, type=click.IntRange(0, 100), help="So many next best."
+    "--top",
+    default=3,
+    show_default=True,
+    type=click.IntRange(0, 100),
+    help="Next best plans to show.",
 )
 @click.option(
     "--solver",
@@ -766,9 +770,7 @@ class Quoted(click.Command):
 _launched: Final = _all(  # of commands that read what a launcher was told
     click.option("--model", help="Where the launcher was not told it."),
     click.option("--num-gpus", type=TYPES[Kind.COUNT], help="Instead of the launch line's."),
-    click.option(
-        "--launcher-version", metavar="VERSION", help="Its release, where keys have changed."
-    ),
+    click.option("--launcher-version", metavar="VERSION", help="The release whose keys are meant."),
     click.option(
         "--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable of the script."
     ),
@@ -792,7 +794,7 @@ def _asked_of_launcher(flags: dict[str, Any]) -> executor.Asked:
 @main.command()
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--to", required=True, metavar="NAME", help=f"{', '.join(EXPORTS)}.")
-@click.option("--launcher-version", metavar="VERSION", help="Its release, where keys have changed.")
+@click.option("--launcher-version", metavar="VERSION", help="The release whose keys are meant.")
 @click.option("-o", "--output", metavar="DIR|FILE", default="-", help="Where to; - prints it.")
 @click.option("--force", is_flag=True, help="Overwrite what is there.")
 def export(plan_file: str, to: str, output: str, *, launcher_version: str, force: bool) -> None:
@@ -1109,7 +1111,7 @@ def whatif(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None:
     "--dry-run", is_flag=True,
     help="Find what a rank holds and moves, without its memory; needs no --steps, no --out.",
 )  # fmt: skip
-@click.option("--rank", type=int, help="That of --dry-run.  [default: 0]")
+@click.option("--rank", type=int, help="Rank of --dry-run.  [default: 0]")
 @_format()
 @click.pass_context
 def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:

@@ -105,9 +105,7 @@ class NativeAttention(SplitModule):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
-        weight = self.own(f"{name}_proj")
-        assert weight is not None
-        projected = functional.linear(x, weight, self.own(f"{name}_bias"))
+        projected = functional.linear(x, self.part(f"{name}_proj"), self.own(f"{name}_bias"))
         if name in self.norms and self.spec.qk_norm is QKNorm.FULL:
             projected = self.norms[name](projected)
         heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim))
@@ -140,9 +138,8 @@ class NativeAttention(SplitModule):
 
     def output(self, context: Tensor) -> Tensor:
         """Context -> residual stream."""
-        weight, bias = self.own("o_proj"), self.own("o_bias")
-        assert weight is not None
-        summed = self.tp.leave(functional.linear(context, weight))
+        summed = self.tp.leave(functional.linear(context, self.part("o_proj")))
+        bias = self.own("o_bias")
         return summed if bias is None else summed + bias
 
 

@@ -45,8 +45,7 @@ class NativeEmbedding(SplitModule):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The rows of the tokens; a rank adds nothing for those it does not hold."""
-        weight, positions = self.own("tokens"), self.own("positions")
-        assert weight is not None
+        weight, positions = self.part("tokens"), self.own("positions")
         if self.tp.size == 1:
             x = functional.embedding(tokens, weight)
         else:
@@ -82,8 +81,7 @@ class NativeHead(SplitModule):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Residual stream and targets (batch, sequence) -> loss, a scalar."""
-        weight = self.own("projection")
-        assert weight is not None
+        weight = self.part("projection")
 
         def logits(entered: Tensor) -> Tensor:
             return functional.linear(entered, weight, self.own("bias"))

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.autograd import Function
 from torch.distributed.tensor import Placement, Shard
 
+from executor.models.tensorgroup import applied
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -79,9 +81,9 @@ class Exchange:
         if self.regroup is None:
             return rows
         if self.group.exchanging is not None:
-            rows = _applied(_AllToAll, rows, self.sent, self.received, self.group.exchanging)
+            rows = applied(_AllToAll, rows, self.sent, self.received, self.group.exchanging)
         if self.group.splitting is not None:
-            rows = _applied(_Gather, rows, self.longest, self.group.splitting)
+            rows = applied(_Gather, rows, self.longest, self.group.splitting)
         return rows[self.regroup]
 
     def back(self, rows: Tensor) -> Tensor:
@@ -92,9 +94,9 @@ class Exchange:
         whole = rows.new_zeros((ranks * self.longest, rows.shape[1]))
         rows = whole.index_put((self.regroup,), rows)  # which, unlike index_copy, keeps no rows
         if self.group.splitting is not None:
-            rows = _applied(_Scatter, rows, sum(self.received), self.group.splitting)
+            rows = applied(_Scatter, rows, sum(self.received), self.group.splitting)
         if self.group.exchanging is not None:
-            rows = _applied(_AllToAll, rows, self.received, self.sent, self.group.exchanging)
+            rows = applied(_AllToAll, rows, self.received, self.sent, self.group.exchanging)
         return rows
 
 
@@ -128,12 +130,6 @@ def _places(every: Tensor, padding: Tensor) -> Tensor:
     kinds = torch.arange(experts, device=every.device).repeat(senders)
     kinds = torch.cat((kinds, kinds.new_tensor([experts]))).repeat(ranks)
     return kinds.repeat_interleave(counts.flatten()).argsort(stable=True)
-
-
-def _applied(function: Any, *arguments: Any) -> Tensor:
-    """``Function.apply``, which torch leaves untyped."""
-    result: Tensor = function.apply(*arguments)
-    return result
 
 
 class _AllToAll(Function):

@@ -88,9 +88,7 @@ class NativeExperts(SplitModule):
 
     def _each(self, name: str) -> tuple[Tensor, ...]:
         """A weight of each expert of this rank, (inner width, hidden)."""
-        weight = self.own(name)
-        assert weight is not None
-        return weight.unbind(1)
+        return self.part(name).unbind(1)
 
 
 def _row_counts(chosen: Tensor, num_experts: int) -> Tensor:
@@ -130,10 +128,8 @@ class NativeExpertFeedForward(SplitModule):
         """Of own tokens (batch, sequence, hidden): the routed experts' sum, and the gate of the
         shared ones.
         """
-        router, gate = self.own("router"), self.own("shared_gate")
-        assert router is not None
-        tokens = x.flatten(0, 1)
-        logits = functional.linear(tokens, router)
+        gate, tokens = self.own("shared_gate"), x.flatten(0, 1)
+        logits = functional.linear(tokens, self.part("router"))
         wide = torch.promote_types(logits.dtype, torch.float32)
         weights, chosen = logits.to(wide).softmax(-1).topk(self.spec.top_k)
         if self.spec.top_k > 1:

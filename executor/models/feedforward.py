@@ -35,9 +35,7 @@ class NativeFeedForward(SplitModule):
             self.add("down_bias", (hidden,), Traits(partial=tp.sequence))
 
     def _up(self, name: str, x: Tensor) -> Tensor:
-        weight = self.own(f"{name}_proj")
-        assert weight is not None
-        return functional.linear(x, weight, self.own(f"{name}_bias"))
+        return functional.linear(x, self.part(f"{name}_proj"), self.own(f"{name}_bias"))
 
     def inner(self, x: Tensor) -> Tensor:
         """Whole sequences -> the activation, before the last projection."""
@@ -48,7 +46,6 @@ class NativeFeedForward(SplitModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole sequences -> residual stream."""
-        weight, bias = self.own("down_proj"), self.own("down_bias")
-        assert weight is not None
-        summed = self.tp.leave(functional.linear(self.inner(x), weight))
+        summed = self.tp.leave(functional.linear(self.inner(x), self.part("down_proj")))
+        bias = self.own("down_bias")
         return summed if bias is None else summed + bias

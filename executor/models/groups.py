@@ -8,7 +8,7 @@ from executor.models.context import WHOLE, ContextGroup
 from executor.models.exchange import ALL_EXPERTS, ExpertGroup
 from executor.models.tensorgroup import ALONE, TensorGroup
 
-__all__ = ["LONE_LAYER", "LayerGroups"]
+__all__ = ["LayerGroups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,3 @@ class LayerGroups:
     tensor: TensorGroup = ALONE
     context: ContextGroup = WHOLE
     experts: ExpertGroup = ALL_EXPERTS
-
-
-LONE_LAYER = LayerGroups()

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from executor.models.exchange import ExpertGroup
     from executor.models.tensorgroup import TensorGroup
 
-__all__ = ["SplitModule", "counted_words", "initialise", "local_part", "split_parameters"]
+__all__ = [
+    "SplitModule",
+    "Traits",
+    "counted_words",
+    "initialise",
+    "local_part",
+    "split_parameters",
+]
 
 ROWS_AT_ONCE: Final = 1 << 20  # elements whose random words live at a time
 
@@ -72,6 +79,12 @@ class SplitModule(nn.Module):
         partial = [Partial()] if self.traits[name].partial else None
         local: Tensor = weight.to_local(grad_placements=partial)
         return local
+
+    def part(self, name: str) -> Tensor:
+        """As ``own``, of a parameter that there is."""
+        weight = self.own(name)
+        assert weight is not None
+        return weight
 
 
 def local_part(

@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from costmodel.resharding import Held, collective, held, piece
 from costmodel.work import CollectiveKind
+from executor.models.tensorgroup import applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +41,7 @@ class Resharding:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(own rows, own positions, width) of one layer -> of the other."""
-        result: Tensor = _Moved.apply(x, self)  # type: ignore[no-untyped-call] # torch's
-        return result
+        return applied(_Moved, x, self)
 
     @property
     def back(self) -> Resharding:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from costmodel.layout import Chunk, LayerSpan, Strategy
 from executor.models.chain import Chain
 from executor.models.context import ContextGroup
-from executor.models.groups import LONE_LAYER
+from executor.models.groups import LayerGroups
 from executor.models.parameters import initialise
 from executor.models.recomputing import without_output
 from executor.models.ring import attend_in_ring
@@ -29,7 +29,7 @@ SPARSE = with_experts(
 
 def chain_of(spec, *, device="meta"):
     chunk = Chunk(0, 0, (LayerSpan(0, spec.num_layers, Strategy()),))
-    chain = Chain(spec, chunk, lambda _: LONE_LAYER, num_tokens=BATCH * SEQ)
+    chain = Chain(spec, chunk, lambda _: LayerGroups(), num_tokens=BATCH * SEQ)
     if device != "meta":
         chain.to(torch.float64).to_empty(device=device)
         chain.tie()

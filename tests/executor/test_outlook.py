@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
-from test_profiler import LLAMA, TRAINING, point, request
+from profiled import LLAMA, TRAINING, point, request
 
 from cli import main
 from costmodel.layout import NO_RECOMPUTE
