@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_progress, sweep_report
-    from reports.terminal import (
-        discard_stdout,
-        print_report,
-        profile_progress,
-        progress_on_stderr,
-        until_interrupt,
-    )
+    from reports.terminal import print_report, profile_progress
     from reports.text import (
         catalog_report,
         estimate_report,
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
         smallest_report,
     )
     from reports.trace import trace_answer
+    from reports.underway import discard_stdout, progress_on_stderr, until_interrupt
 
 __all__ = [
     "accuracy_answer",
@@ -94,7 +89,7 @@ _MODULES: Final = {
     "comparison_answer": "comparison",
     "comparison_page": "html",
     "comparison_report": "comparison",
-    "discard_stdout": "terminal",
+    "discard_stdout": "underway",
     "estimate_answer": "answers",
     "explain_answer": "answers",
     "facts_of": "facts",
@@ -105,7 +100,7 @@ _MODULES: Final = {
     "require_pages": "html",
     "links_report": "links",
     "profile_progress": "terminal",
-    "progress_on_stderr": "terminal",
+    "progress_on_stderr": "underway",
     "dry_run_report": "dryrun",
     "run_report": "run",
     "schedule_answer": "schedule",
@@ -115,7 +110,7 @@ _MODULES: Final = {
     "sweep_progress": "sweep",
     "sweep_report": "sweep",
     "trace_answer": "trace",
-    "until_interrupt": "terminal",
+    "until_interrupt": "underway",
 }
 
 
