@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from planner import Inputs, Plan, Planned
-    from reports.terminal import Stop
+    from reports.underway import Stop
 
 __all__ = ["main"]
 

@@ -92,13 +92,15 @@ class CandidateBounds:
             through, alone = sums * (1 - own.weight_part), own.greatest / MOST_COPIES
         else:
             sums = self.times.least_sums_ns(first)
-        found = []
+        known: dict[tuple[int, int], Relaxed] = {}
         for grid in grids.alike:
-            m = batch // (grid.dp * grid.micro_batch)
-            least = max(m * sums / grid.pp, m * alone, through)
-            step = self.context.whole_step_s(least / NANO, grid.tp * grid.cp * grid.dp * grid.pp)
-            found.append(Relaxed(step, step))
-        return found
+            if (grid.pp, grid.dp) not in known:
+                m = batch // (grid.dp * grid.micro_batch)
+                least = max(m * sums / grid.pp, m * alone, through)
+                ranks = grid.tp * grid.cp * grid.dp * grid.pp
+                step = self.context.whole_step_s(least / NANO, ranks)
+                known[grid.pp, grid.dp] = Relaxed(step, step)
+        return [known[grid.pp, grid.dp] for grid in grids.alike]
 
     def of_degrees(self, degrees: Degrees) -> Relaxed:
         """From compute alone: no memory limit, no hand-over, no ZeRO traffic."""

@@ -51,17 +51,17 @@ class CandidateProblem:
         """One per recomputation of the family."""
         return tuple(self.candidate.strategy(option) for option in self.candidate.recomputes)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         """Micro-batches of one replica in a step."""
         return self.candidate.microbatches(self.context.training)
 
-    @property
+    @cached_property
     def classes(self) -> tuple[Layer, ...]:
         """Distinct layers of the model."""
         return self.context.classes
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """The candidate's schedule."""
         return SCHEDULES[self.candidate.degrees.schedule]
@@ -106,7 +106,7 @@ class CandidateProblem:
         """Only blocks can be recomputed; the first strategy stands for "as is" elsewhere."""
         return tuple(range(len(self.strategies))) if isinstance(self.classes[c], Block) else (0,)
 
-    @property
+    @cached_property
     def places(self) -> Path:
         """(stage, chunk) of each chunk in model order."""
         return self.schedule.paths(self.shape)[0]
@@ -236,12 +236,12 @@ class CandidateProblem:
             least_layers=self.pipeline.least_of_stage(len(self.chain)),
         )
 
-    @property
+    @cached_property
     def waves(self) -> int:
         """As ``num_waves``."""
         return num_waves(self.candidate.degrees)
 
-    @property
+    @cached_property
     def pipeline(self) -> PipelineBound:
         """The bound that this candidate's schedule obeys."""
         degrees = self.candidate.degrees
@@ -342,20 +342,20 @@ class CandidateProblem:
             for step in row
         )
 
-    @property
+    @cached_property
     def _drains(self) -> float:
         """Part of the passes before a stage that is sure to come in front of its first pass or
         behind its last one: of whole backward passes all.
         """
         return 1.0 if self.schedule.returns_whole else self._forward_part
 
-    @property
+    @cached_property
     def is_block(self) -> list[bool]:
         """Of each layer of the chain, whether it carries a number: all but embedding and head."""
         ends = Embedding | Head
         return [not isinstance(self.classes[c], ends) for c in self.problem.chain]
 
-    @property
+    @cached_property
     def moves_blocks(self) -> bool:
         """Whether a stage does not hold what the cut gave it, as with unequal blocks in several
         chunks: then only the mean of the stages is certain.

@@ -125,12 +125,16 @@ class CountingStages:
 
     def _solve(self, stage: int, counts: tuple[int, ...]) -> Answer | None:
         """Try each amount of working memory that may be set aside, the most generous first; a
-        smaller one is only worth trying if its relaxation beats the best answer.
+        smaller one is only worth trying if its relaxation beats the best answer, and none where
+        nothing can.
         """
         best: Answer | None = None
+        least = self._least((stage, counts))
         present = (own for own, count in zip(self._working, counts, strict=True) if count)
         for level in sorted(set(chain.from_iterable(present)), reverse=True):
             worth = INFINITE if best is None else best.time
+            if worth <= least:
+                break
             room = self.problem.limit[stage] - level
             if _relaxed(self._level(stage, level), counts, room) < worth:
                 best = self._within(stage, counts, level, worth) or best

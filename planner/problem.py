@@ -104,7 +104,15 @@ class SearchProblem:
 
     def class_counts(self, first: int, stop: int) -> tuple[int, ...]:
         """How many layers of each class lie in ``first`` .. ``stop - 1``."""
-        return tuple(map(sub, self._counts[stop], self._counts[first]))
+        known = self._counts_between
+        if (first, stop) not in known:
+            known[first, stop] = tuple(map(sub, self._counts[stop], self._counts[first]))
+        return known[first, stop]
+
+    @cached_property
+    def _counts_between(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The answers of ``class_counts`` so far."""
+        return {}
 
     @cached_property
     def working_levels(self) -> tuple[int, ...]:

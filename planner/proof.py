@@ -116,13 +116,14 @@ class _Bounding:
 
 def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> float:
     """What no cut of a candidate can beat, infinite where none can be faster than the best plan."""
-    found = run.cuts(problem, bound_s, run.best_s)
+    solver = run.solver(problem.problem)
+    found = run.cuts(problem, bound_s, run.best_s, solver)
     if not found:
         return INFINITE
     least_s = run.least_s(problem, found)
     if problem.schedule.copies > 1 or not run.space.rules.uneven_stages:
         return least_s
-    solver, holding = run.solver(problem.problem), run.holding(problem)
+    holding = run.holding(problem)
     for slack in SLACKS:
         limit_s = min(bound_s * slack, run.best_s)
         limit_ns = problem.passes_ns(limit_s)

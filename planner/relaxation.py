@@ -42,7 +42,7 @@ def least_time(
     if held + ROUNDING < count:
         return None
     segments: list[tuple[float, float]] = []
-    slopes = {flight: _slopes(flight, resident, options) for flight, _ in rooms}
+    slopes = {flight: _slopes(flight, resident, options) for flight in {own for own, _ in rooms}}
     for flight, room in rooms:
         held = 0.0
         for slope, size in slopes[flight]:

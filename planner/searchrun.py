@@ -240,12 +240,18 @@ class SearchRun:
         self.open.append((bound_s, problem))
         self.least_open_s = min(self.least_open_s, bound_s)
 
-    def cuts(self, problem: CandidateProblem, bound_s: float, worth_s: float) -> list[Solution]:
+    def cuts(
+        self,
+        problem: CandidateProblem,
+        bound_s: float,
+        worth_s: float,
+        solver: StageSolver | None = None,
+    ) -> list[Solution]:
         """Undominated cuts that may take less than ``worth_s``: first those close to the bound,
-        which are found fast.
+        which are found fast. ``solver``: one of the problem's own that knows some stages already.
         """
         array = problem.problem
-        solver = self.solver(array)
+        solver = solver or self.solver(array)
         if not self.space.rules.uneven_stages:
             return even_cuts(array, solver, problem.is_block)
         if not stages_hold(array, solver, problem.limits_ns(worth_s)[1]):

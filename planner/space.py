@@ -70,6 +70,7 @@ class SearchSpace:
         self._found_tilings: dict[object, bool] = {}
         self._found_families: dict[bool, list[tuple[Recompute, ...]]] = {}
         self._found_sizes: dict[Grid, int] = {}
+        self._found_experts: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._num_of_grid: dict[object, int] = {}
         self._blocks = [run.layer for run in model.runs if isinstance(run.layer, Block)]
         self._experts = [
@@ -77,8 +78,6 @@ class SearchSpace:
             for block in self._blocks
             if isinstance(block.feed_forward, ExpertFeedForward)
         ]
-
-    # --- degrees -----------------------------------------------------------------------------
 
     def grids(self) -> Iterator[Grid]:
         """Every legal division of the ranks, each with as many replicas as the cluster has room
@@ -127,8 +126,10 @@ class SearchSpace:
         """Candidates of a grid with one rank order."""
         key = (node.tp, node.cp, node.pp, node.dp, node.micro_batch)
         if key not in self._num_of_grid:
+            chunkings = Counter(schedule for schedule, _ in self._schedules(node))
             self._num_of_grid[key] = sum(
-                self._num_in_order(node.degrees(*each)) for each in self._schedules(node)
+                number * self._num_in_order(node.degrees(schedule, 1))
+                for schedule, number in chunkings.items()
             )
         return self._num_of_grid[key]
 
@@ -212,8 +213,13 @@ class SearchSpace:
             elif allows("micro_batch", size):
                 yield dp, size
 
-    def _expert_degrees(self, tp: int, replicas: int) -> Iterator[tuple[int, int]]:
+    def _expert_degrees(self, tp: int, replicas: int) -> tuple[tuple[int, int], ...]:
         """(ep, expert_tp) that divide the experts and the ranks of a stage."""
+        if (tp, replicas) not in self._found_experts:
+            self._found_experts[tp, replicas] = tuple(self._legal_experts(tp, replicas))
+        return self._found_experts[tp, replicas]
+
+    def _legal_experts(self, tp: int, replicas: int) -> Iterator[tuple[int, int]]:
         if not self._experts or not self.rules.experts:
             if self.restrictions.allows("ep", 1):
                 yield 1, tp if self._experts else 1
@@ -292,8 +298,6 @@ class SearchSpace:
         return any(is_block) and all(
             is_block[is_block.index(True) : len(is_block) - is_block[::-1].index(True)]
         )
-
-    # --- candidates --------------------------------------------------------------------------
 
     def candidates(self, degrees: Degrees) -> Iterator[Candidate]:
         """ZeRO stages, shard groups, rank orders and recomputations for some degrees."""

@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     from reports.run import run_report
     from reports.schedule import schedule_answer, schedule_report
     from reports.sweep import sweep_answer, sweep_report
-    from reports.terminal import (
-        discard_stdout,
-        print_report,
-        profile_progress,
-        progress_on_stderr,
-        sweep_progress,
-        until_interrupt,
-    )
+    from reports.terminal import print_report
     from reports.text import (
         catalog_report,
         estimate_report,
@@ -43,6 +36,13 @@ if TYPE_CHECKING:
         smallest_report,
     )
     from reports.trace import trace_answer
+    from reports.underway import (
+        discard_stdout,
+        profile_progress,
+        progress_on_stderr,
+        sweep_progress,
+        until_interrupt,
+    )
 
 __all__ = [
     "accuracy_answer",
@@ -97,7 +97,7 @@ _MODULES: Final = {
     "comparison_answer": "comparison",
     "comparison_page": "html",
     "comparison_report": "comparison",
-    "discard_stdout": "terminal",
+    "discard_stdout": "underway",
     "estimate_answer": "answers",
     "explain_answer": "answers",
     "facts_of": "facts",
@@ -108,18 +108,18 @@ _MODULES: Final = {
     "require_pages": "html",
     "links_report": "links",
     "outlook_report": "outlook",
-    "profile_progress": "terminal",
-    "progress_on_stderr": "terminal",
+    "profile_progress": "underway",
+    "progress_on_stderr": "underway",
     "dry_run_report": "dryrun",
     "run_report": "run",
     "schedule_answer": "schedule",
     "schedule_report": "schedule",
     "smallest_answer": "answers",
     "sweep_answer": "sweep",
-    "sweep_progress": "terminal",
+    "sweep_progress": "underway",
     "sweep_report": "sweep",
     "trace_answer": "trace",
-    "until_interrupt": "terminal",
+    "until_interrupt": "underway",
 }
 
 
