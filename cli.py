@@ -32,8 +32,9 @@ from executor.job import (
     check_torch,
 )
 from executor.launchers.registry import NAMES as LAUNCHED
-from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, MIN_FIT, SEARCH_FLAGS, Flag, Kind
+from planner.flags import INPUT_FLAGS, LAYOUT_FLAGS, SEARCH_FLAGS, Flag, Kind
 from planner.launchers import LAUNCHERS
+from planner.plan import MIN_FIT
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
 from profiles.nearest import nearest
 from profiles.training import TrainingSpec

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from profiles.topology import Dims
 
 __all__ = [
+    "MODULES",
     "NO_RECOMPUTE",
     "Axis",
     "Chunk",
@@ -56,8 +57,8 @@ class RecomputeKind(StrEnum):
 class Recompute(NamedTuple):
     """Recomputation of one layer; ``modules`` only for the selective kind, sorted.
 
-    Modules: ``core_attn`` (scores to context), ``layernorm``, ``mlp`` and ``moe_act``; or
-    ``operators`` alone: everything but attention and every second GEMM (torchtitan's "op").
+    Modules are those of ``MODULES`` (``core_attn``: scores to context), or ``operators`` alone:
+    everything but attention and every second GEMM (torchtitan's "op").
     """
 
     kind: RecomputeKind
@@ -68,6 +69,7 @@ class Recompute(NamedTuple):
 
 
 NO_RECOMPUTE = Recompute(RecomputeKind.NONE)
+MODULES = ("core_attn", "layernorm", "mlp", "moe_act")
 
 
 class ContextComm(StrEnum):

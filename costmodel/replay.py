@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from costmodel.context import CostContext
 from costmodel.estimate import scale_of, step_seconds
-from costmodel.layout import NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
+from costmodel.layout import MODULES, NO_RECOMPUTE, Layout, Mesh, Recompute, RecomputeKind, Strategy
 from costmodel.placing import even_cut, placed_chunks
 from costmodel.schedules import SCHEDULES, Shape
 from profiles.calibration import Seen
@@ -36,7 +36,7 @@ __all__ = ["Replay", "replay", "run_layout", "seen_in"]
 FULL: Final = Recompute(RecomputeKind.FULL)
 CORE: Final = Recompute(RecomputeKind.SELECTIVE, ("core_attn",))
 OPERATORS: Final = Recompute(RecomputeKind.SELECTIVE, ("operators",))
-MODULES: Final = {"core_attn", "layernorm", "mlp", "moe_act", "mla_up_proj"}
+STATED: Final = {*MODULES, "mla_up_proj"}  # modules
 _SOME_OPERATORS: Final = re.compile(r"(0\.\d+) of ops")
 OPERATORS_OF_A_BLOCK: Final = 13  # as Aceso counts them
 _RECOMPUTE: Final = re.compile(r"(none|selective|full)(?:\((.*)\))?")
@@ -226,5 +226,5 @@ def _selective(text: str, what: str) -> tuple[Recompute, float]:
         return FULL, 0.5
     if what in ("op", "graph"):
         return OPERATORS, 1.0
-    modules = tuple(sorted(MODULES & set(what.split("+"))))
+    modules = tuple(sorted(STATED & set(what.split("+"))))
     return (Recompute(RecomputeKind.SELECTIVE, modules), 1.0) if modules else (CORE, 1.0)

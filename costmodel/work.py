@@ -24,8 +24,6 @@ class Group(StrEnum):
     CP = "cp"
     EP = "ep"
     EXPERT_TP = "expert_tp"
-    GRADIENT = "gradient"
-    EXPERT_GRADIENT = "expert_gradient"
 
 
 class CollectiveKind(StrEnum):

@@ -12,7 +12,7 @@ from costmodel.layout import NO_RECOMPUTE, RecomputeKind
 from planner.launchers import LAUNCHERS, Mixing
 from planner.rules import BrokenRule
 from planner.space import SearchSpace
-from profiles.layers import Block, Embedding, ExpertFeedForward, Head
+from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,11 +79,7 @@ def _degrees(space: SearchSpace, rules: LauncherRules, layout: Layout) -> Iterat
     if mesh.ep > 1 and not rules.experts:
         message = f"{rules.name} has no expert parallelism"
         yield BrokenRule(choice="ep", message=message, valid="1")
-    experts = any(
-        isinstance(run.layer, Block) and isinstance(run.layer.feed_forward, ExpertFeedForward)
-        for run in space.model.runs
-    )
-    if mesh.expert_tp > 1 and experts and not rules.expert_tensor:
+    if mesh.expert_tp > 1 and space.model.has_experts and not rules.expert_tensor:
         message = f"{rules.name} does not split experts over tensor parallel ranks"
         yield BrokenRule(choice="expert_tp", message=message, valid="1")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from costmodel.layout import ContextComm
 from planner.launchers import LAUNCHERS
+from planner.plan import MIN_FIT
 from profiles.training import (
     DEFAULT_GLOBAL_BATCH,
     DEFAULT_SEQ_LEN,
@@ -25,9 +26,8 @@ from profiles.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["INPUT_FLAGS", "LAYOUT_FLAGS", "MIN_FIT", "SEARCH_FLAGS", "Flag", "Kind"]
+__all__ = ["INPUT_FLAGS", "LAYOUT_FLAGS", "SEARCH_FLAGS", "Flag", "Kind"]
 
-MIN_FIT: Final = 0.9
 USUAL: Final = TrainingSpec(global_batch=DEFAULT_GLOBAL_BATCH, seq_len=DEFAULT_SEQ_LEN)
 
 

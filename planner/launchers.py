@@ -10,7 +10,7 @@ Accelerate 1.15.0 ``ParallelismConfig``; Hetu-Galvatron cea12ff ``hybrid_paralle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -202,6 +202,15 @@ def _same_numbering(mesh: Mesh, order: str, allowed: tuple[str, ...]) -> bool:
     return any(walked(order) == walked(each) for each in allowed)
 
 
+MEGATRON = LauncherRules(
+    name="megatron",
+    schedules=("1f1b", "interleaved-1f1b"),
+    zero_in_pipeline=(0, 1),
+    experts_in_copies=True,
+    rank_orders=(STAGES_INSIDE, STAGES_BETWEEN),
+    mixing=Mixing.FIRST_OF_CHUNK,
+    replicates_kv_heads=True,
+)
 LAUNCHERS = {
     rules.name: rules
     for rules in (
@@ -225,24 +234,8 @@ LAUNCHERS = {
             mixes_degrees=True,
             tied_alike=True,
         ),
-        LauncherRules(
-            name="megatron",
-            schedules=("1f1b", "interleaved-1f1b"),
-            zero_in_pipeline=(0, 1),
-            experts_in_copies=True,
-            rank_orders=(STAGES_INSIDE, STAGES_BETWEEN),
-            mixing=Mixing.FIRST_OF_CHUNK,
-            replicates_kv_heads=True,
-        ),
-        LauncherRules(
-            name="megatron-bridge",
-            schedules=("1f1b", "interleaved-1f1b"),
-            zero_in_pipeline=(0, 1),
-            experts_in_copies=True,
-            rank_orders=(STAGES_INSIDE, STAGES_BETWEEN),
-            mixing=Mixing.FIRST_OF_CHUNK,
-            replicates_kv_heads=True,
-        ),
+        MEGATRON,
+        replace(MEGATRON, name="megatron-bridge"),
         LauncherRules(
             name="torchtitan",
             schedules=OF_TORCH,

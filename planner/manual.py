@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from costmodel.layout import (
+    MODULES,
     NO_RECOMPUTE,
     Axis,
     ContextComm,
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs
     from profiles.model import ModelSpec
 
-__all__ = ["MODULES", "ManualLayout", "layout_from_degrees"]
+__all__ = ["ManualLayout", "layout_from_degrees"]
 
-MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 RECOMPUTE_FORMS: Final = "none, selective, selective:module+module, full or full:N"
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from costmodel.layout import ContextComm, RecomputeKind, mixing_problems
+from costmodel.layout import MODULES, ContextComm, RecomputeKind, mixing_problems
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
 from planner.rules import SPLIT_RULE
@@ -34,7 +34,6 @@ __all__ = [
 
 PRECISIONS: Final = (Precision.BF16, Precision.FP32)
 OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
-MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 
 
 def model_problems(model: ModelSpec, training: TrainingSpec) -> list[str]:

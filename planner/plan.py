@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from profiles.fingerprint import fingerprint
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from profiles.model import ModelSpec
 
 __all__ = [
+    "MIN_FIT",
     "Certificate",
     "Difference",
     "Plan",
@@ -29,6 +30,7 @@ __all__ = [
     "stage_layers",
 ]
 
+MIN_FIT: Final = 0.9  # probability with which a plan has to fit unless another is asked for
 SHARDING = ("zero", "shard_group", "sequence_parallel", "cp_comm")
 DEGREES = ("tp", "cp", "ep", "expert_tp", "dp", "pp")
 
@@ -86,7 +88,7 @@ class Plan:
     layout: Layout
     estimate: Estimate
     launcher: str = "any"
-    min_fit: float = 0.9
+    min_fit: float = MIN_FIT
     search: SearchFacts | None = None
     remarks: tuple[str, ...] = field(default=(), compare=False)
 
@@ -101,7 +103,9 @@ class Plan:
         )
 
 
-def plan_of(inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = 0.9) -> Plan:
+def plan_of(
+    inputs: Inputs, layout: Layout, *, launcher: str = "any", min_fit: float = MIN_FIT
+) -> Plan:
     """The plan of a layout that nobody searched for."""
     from costmodel.estimate import estimate  # noqa: PLC0415 - imports numpy, slowly
 

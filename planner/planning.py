@@ -9,7 +9,7 @@ from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible
 from planner.launchers import LAUNCHERS
 from planner.native import model_problems, training_problems
-from planner.plan import Plan, SearchFacts
+from planner.plan import MIN_FIT, Plan, SearchFacts
 from planner.search import search
 from planner.space import SearchSpace
 from profiles.errors import ExitCode, InputError, ParplanError, Problem
@@ -78,7 +78,7 @@ def plan_training(
     *,
     launcher: str = "any",
     restrictions: Restrictions | None = None,
-    min_fit: float = 0.9,
+    min_fit: float = MIN_FIT,
     **how: Any,
 ) -> Planned:
     """The fastest layout that ``launcher`` can express and that fits with ``min_fit``; ``how`` as
@@ -101,7 +101,7 @@ def find_plan(
     *,
     launcher: str = "any",
     restrictions: Restrictions | None = None,
-    min_fit: float = 0.9,
+    min_fit: float = MIN_FIT,
     runners_up: int = RUNNERS_UP,
     after: AfterSearch | None = None,
     **how: Any,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.inputs import Inputs, checked_inputs
 from planner.launchers import LAUNCHERS
-from planner.plan import Certificate, SearchFacts, plan_of
+from planner.plan import MIN_FIT, Certificate, SearchFacts, plan_of
 from planner.plandocument import KIND, SCHEMA_VERSION, rounded
 from planner.planfile import PlanFile
 from planner.planlayout import read_layout
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load_layout", "load_plan", "plan_in"]
 
-USUAL_FIT: Final = 0.9
 ROUNDING: Final = 2e-5
 
 
@@ -56,7 +55,7 @@ def plan_in(document: Document, *, folder: str | Path = ".", min_fit: float | No
     """The plan in a document whose references are relative to ``folder``."""
     file, inputs, layout, facts = _read(document, folder)
     if min_fit is None:
-        min_fit = USUAL_FIT if file.search is None else file.search.space.min_fit
+        min_fit = MIN_FIT if file.search is None else file.search.space.min_fit
     plan = plan_of(inputs, layout, launcher=file.launcher, min_fit=min_fit)
     return replace(plan, search=facts, remarks=_remarks(file, plan))
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from planner.closed_form import CountingStages
 from planner.collector import collector_off
 from planner.dp import LayerwiseStages
+from planner.plan import MIN_FIT
 from planner.proof import close_gap
 from planner.searchrun import SearchRun
 
@@ -45,7 +46,7 @@ def search(
     context: CostContext,
     space: SearchSpace,
     *,
-    min_fit: float = 0.9,
+    min_fit: float = MIN_FIT,
     runners_up: int = 3,
     solver: str = "closed-form",
     gap: float = 0.0,

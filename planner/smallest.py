@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.choices import Restrictions
 from planner.feasibility import explain_infeasible, fits_with, tightest_constraint
+from planner.plan import MIN_FIT
 from planner.planning import Planned, find_plan
 from planner.space import SearchSpace
 from profiles.catalog import load_cluster
@@ -41,7 +42,7 @@ def plan_smallest(
     *,
     restrictions: Restrictions | None = None,
     launcher: str = "any",
-    min_fit: float = 0.9,
+    min_fit: float = MIN_FIT,
     **how: Any,
 ) -> Smallest:
     """The fastest plan on as few GPUs as possible; ``how`` as in ``plan_training``. A cluster in

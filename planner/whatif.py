@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.choices import Restrictions
 from planner.inputs import Inputs, checked_inputs
-from planner.plan import layout_choices
+from planner.plan import MIN_FIT, layout_choices
 from planner.plandocument import restrictions_document
 from planner.planning import plan_training
 from planner.spend import spend_of
@@ -125,7 +125,7 @@ def run_cases(
     *,
     launcher: str = "any",
     restrictions: Restrictions | None = None,
-    min_fit: float = 0.9,
+    min_fit: float = MIN_FIT,
     weak_scaling: bool = False,
     known: Mapping[str, Outcome] | None = None,
     should_stop: Callable[[], bool] = lambda: False,

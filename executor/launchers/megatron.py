@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.layout import NO_RECOMPUTE, Axis, ContextComm, Recompute, RecomputeKind
+from costmodel.layout import MODULES, NO_RECOMPUTE, Axis, ContextComm, Recompute, RecomputeKind
 from executor.launchers.job import FULL, Heard
 from executor.launchers.megatronmodel import hear_model, say_model
 from profiles.training import AttentionKernel, GradDtype, Optimizer, Precision
@@ -26,7 +26,6 @@ FP8_RECIPES: Final = {
 }
 SHARDS_GRADIENTS: Final = 2
 CP_COMM: Final = {ContextComm.RING: "p2p", ContextComm.GATHER: "all_gather"}
-MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act")
 
 
 def say(job: Job) -> dict[str, Any]:

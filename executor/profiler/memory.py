@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from costmodel.layout import NO_RECOMPUTE, Recompute, RecomputeKind
+from costmodel.layout import MODULES, NO_RECOMPUTE, Recompute, RecomputeKind
 from executor.precision import Numbers, numbers_of
 from executor.profiler.held import Held
 from executor.profiler.probe import Probe, pretended_tensors
-from planner.native import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
