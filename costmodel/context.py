@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costmodel.compute import DeviceModel
-from costmodel.fsdpmemory import is_one_pass, working_bytes
+from costmodel.fsdpmemory import Moments, is_one_pass, layer_moments
 from costmodel.handover import HandOvers
 from costmodel.layers import layer_operators, least_seconds, timed_layer
 from costmodel.layout import NO_RECOMPUTE, Axis, Mesh, Strategy
@@ -55,8 +55,7 @@ LONELY = GroupLink(1, ())
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
     included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
-    bytes while it runs (``first``: in a step's first backward pass, where that makes gradients),
-    bytes of weights that this pass gives up, and its states.
+    bytes while it runs, ``moments`` of the native executor's passes, and its states.
     """
 
     forward: PassCost
@@ -64,8 +63,7 @@ class LayerStep:
     weight_s: float
     saved_bytes: int
     transient_bytes: int
-    first_transient_bytes: int
-    released_bytes: int
+    moments: Moments
     states: StateCost
     basis: Basis
 
@@ -265,8 +263,7 @@ class CostContext:
             # the root unit of FSDP, which is not freed between its passes
             whole = states.parameter_bytes + cost.dense_params * self.training.param_bytes
             states = states._replace(parameter_bytes=whole)
-        working = first = cost.transient_bytes + states.working_bytes
-        released = 0
+        moments = Moments()
         if self.training.fsdp2:
             once = is_one_pass(self, strategy, micro_batch)
             if once and strategy.zero == 1:
@@ -275,8 +272,7 @@ class CostContext:
             if not is_gathered_twice(layer):
                 again = states.backward_comm_s - states.forward_comm_s
                 states = states._replace(backward_comm_s=again)
-            working, first = working_bytes(self, layer, strategy, micro_batch, cost, states)
-            released = states.unsharded_bytes(self.training) if once else 0
+            moments = layer_moments(self, layer, strategy, micro_batch, cost, states)
         forward = self._with_traffic(cost.forward, states.forward_comm_s / share_gather)
         backward = self._with_traffic(cost.backward, states.backward_comm_s / share_gather)
         return LayerStep(
@@ -284,9 +280,8 @@ class CostContext:
             backward=backward + PassCost(compute_s=wrapping.backward_s),
             weight_s=cost.weight_s,
             saved_bytes=cost.saved_bytes,
-            transient_bytes=working,
-            first_transient_bytes=first,
-            released_bytes=released,
+            transient_bytes=cost.transient_bytes + states.working_bytes,
+            moments=moments,
             states=states,
             basis=cost.basis,
         )
