@@ -173,14 +173,17 @@ def _moments_of(
     first = [
         Peak(-past.activations, past.gradients, own.making + buffer + ahead, released),
         Peak(-gone, past.gradients, own.made + ahead, released),
+        Peak(-past.activations, 0, own.forward),
     ]
     later = [
         Peak(-past.activations, whole, own.adding + buffer + ahead),
         Peak(-gone, whole, own.added + ahead),
+        Peak(-past.activations, whole, own.forward_again),
     ]
     left = whole + past.change
     last = [
         Peak(-past.activations, left, own.adding + behind.buffer + ahead, past.released),
         Peak(-gone, left, own.reduced + ahead, past.released),
+        Peak(-past.activations, whole, own.forward_again),
     ]
     return first, later, last

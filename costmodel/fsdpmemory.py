@@ -54,6 +54,7 @@ class Moments(NamedTuple):
     ``tied_weights``, ``tied_gradient``: of the matrix that a head shares, there until the embedding
     has run backward, since the sum of both their gradients is what is added. ``put_off``:
     gradients behind weights, which a backward pass in two parts keeps from one to the other.
+    ``forward``: what a head needs in a step's first forward pass, ``again`` in the others.
     """
 
     adding: int = 0
@@ -71,6 +72,8 @@ class Moments(NamedTuple):
     tied_weights: int = 0
     tied_gradient: int = 0
     put_off: int = 0
+    forward: int = 0
+    forward_again: int = 0
 
 
 class _Unit(NamedTuple):
@@ -129,7 +132,7 @@ def layer_moments(
     whole = sum(rank_parameters(layer, strategy, pads=False)) if isinstance(layer, Head) else params
     tied = (whole - params) * training.param_bytes
     sharded = strategy.zero == WEIGHTS_SHARDED and strategy.shard_group > 1
-    tied_weights = tied if sharded else 0
+    tied_weights, forward = tied if sharded else 0, 0
     if isinstance(layer, Block):
         adding, making = (
             _of_block(context, layer, strategy, micro_batch, collects=collects) - cost.saved_bytes
@@ -144,9 +147,9 @@ def layer_moments(
     else:
         assert isinstance(layer, Head)
         forward = _forward_of_head(context, layer, strategy, micro_batch, unit, is_tied=tied > 0)
-        adding = max(cost.transient_bytes, forward if states.gathered_bytes else 0)
-        making = max(cost.transient_bytes, forward)
+        adding = making = cost.transient_bytes
         gathered, ahead = states.gathered_bytes + tied_weights, 0
+        forward += gathered
         adding, making, added, made = (each + gathered for each in (adding, making, added, made))
     return Moments(
         adding=adding,
@@ -164,6 +167,8 @@ def layer_moments(
         tied_weights=tied_weights,
         tied_gradient=tied,
         put_off=_put_off(context, layer, strategy, micro_batch),
+        forward=forward,
+        forward_again=forward if sharded else 0,
     )
 
 
