@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costmodel.layout import RecomputeKind
-from costmodel.work import Gemm
+from costmodel.work import Collective, Gemm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,15 +61,25 @@ def worst_moment(
 
 def _saved_up_to(operators: Sequence[Operator], place: int, recompute: Recompute) -> int:
     """What lives of the saved tensors while the operator at ``place`` runs backward."""
-    return sum(
-        tensor.bytes
-        for number, operator in enumerate(operators[: place + 1])
-        for tensor in operator.saved
-        if recompute.kind is RecomputeKind.FULL
-        or tensor.dropped_by not in recompute.modules
-        or number == place
-        or _come_together(operator, operators[place], recompute)
-    )
+    found = 0
+    for number, operator in enumerate(operators[: place + 1]):
+        is_here = (
+            recompute.kind is RecomputeKind.FULL
+            or number == place
+            or _come_together(operator, operators[place], recompute)
+        )
+        found += sum(
+            tensor.bytes
+            for tensor in operator.saved
+            if is_here or tensor.dropped_by not in recompute.modules
+        )
+        found += _regathered(operator) if is_here else 0
+    return found
+
+
+def _regathered(operator: Operator) -> int:
+    """Bytes of the input that a product gathers once more, of which only a part was kept."""
+    return sum(work.bytes for work in operator.beside if isinstance(work, Collective))
 
 
 def _come_together(one: Operator, other: Operator, recompute: Recompute) -> bool:
@@ -83,8 +93,7 @@ def _gradients(operator: Operator, arriving: int, element: int) -> tuple[int, in
     if products:
         outside = sum(work.m * work.n * work.groups for work in products) * element
         inside = sum(work.m * work.k * work.groups for work in products) * element
-        again = inside if operator.beside else 0  # its input, gathered once more
-        return max(arriving, outside) + inside + again, inside
+        return max(arriving, outside) + inside, inside
     if operator.module == "core_attn":
         leaving = operator.saved[0].bytes  # queries, keys and values
         return arriving + leaving + operator.transient_bytes, leaving

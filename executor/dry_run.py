@@ -20,6 +20,7 @@ from executor.fakerank import fake_rank
 from executor.gradients import local_tensor
 from executor.job import Recipe, check_plan
 from executor.memorylog import MemoryLog
+from executor.mesh import shards
 from executor.planned import planned_traffic
 from executor.shortened import short_jobs, whole
 from executor.traffic import Traffic, TrafficLog
@@ -317,7 +318,8 @@ def _units(part: Part) -> Iterator[tuple[Any, int]]:
     """FSDP's parameters of a chunk and their stage of ZeRO."""
     for unit, strategy in part.data_parallel.units:
         groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch tells nobody
-        yield from ((each, strategy.zero) for own in groups for each in own.fsdp_params)
+        zero = strategy.zero if shards(strategy) > 1 else 0
+        yield from ((each, zero) for own in groups for each in own.fsdp_params)
 
 
 def _places(chain: Chain) -> dict[str, list[str]]:
