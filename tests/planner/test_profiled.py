@@ -55,7 +55,7 @@ def test_the_layers_of_the_test_are_those_of_its_config():
 
 
 def test_a_profile_brings_kernels_and_a_calibration():
-    found = with_profiles(inputs(), [written(whole())])
+    found = with_profiles(inputs("1xcpu"), [written(whole())])
     assert found.training.fused_kernels is FACTS.fused_kernels
     assert found.training.loss_kernel.value == FACTS.loss
     assert found.calibration.efficiencies.context_bytes == FACTS.context_bytes
