@@ -42,6 +42,7 @@ __all__ = ["TOLERANCES", "DryRun", "dry_run", "run_short"]
 WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 STEPS: Final = 2
 PEAK: Final = "peak"
+BETWEEN: Final = "between"
 # Part by which the account may be off.
 TOLERANCES: Final = {
     "parameters": 0.002,  # a weight with fewer rows than shards, a router's, is padded
@@ -288,7 +289,7 @@ class _Watch:
             "gradients": sum(self.gradients.values()),
             "optimizer": states + masters,
             "saved": sum(self.saved.values()),
-            **{f"{PEAK} {part}": most for part, most in self.peaks.items()},
+            **{f"{PEAK} {part}": most for part, most in self.peaks.items() if BETWEEN not in part},
         }
 
     def _units(self) -> Iterator[tuple[Any, int]]:
@@ -324,13 +325,14 @@ def _units(part: Part) -> Iterator[tuple[Any, int]]:
 
 def _places(chain: Chain) -> dict[str, list[str]]:
     """Of equal layers the two at either end. Between the inner two, whose neighbours are like them,
-    each needs less than one of them.
+    each needs less than one of them, and counts for nothing.
     """
     found: dict[str, list[str]] = {}
     alike = groupby(chain.layers.items(), lambda each: (each[1].spec, chain.strategies[each[0]]))
     for number, (_, run) in enumerate(alike):
         names = [name for name, _ in run]
         ends = {"last": names[-1:], "before": names[1:-1][-1:], "second": names[1:-1][:1]}
+        ends[BETWEEN] = names[2:-2]
         for place, own in {**ends, "first": names[:1]}.items():
             for name in own:
                 found.setdefault(name, []).append(f"{number} {place}")
