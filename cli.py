@@ -508,6 +508,11 @@ def _found(
 @main.command()
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @_with(*INPUT_FLAGS, *LAYOUT_FLAGS)
+@click.option(
+    "--launcher",
+    type=click.Choice(["native"]),
+    help="Price the kernels and states of parplan launch instead of those of any launcher.",
+)
 @_page_option
 @_format("yaml")
 @click.pass_context
@@ -517,8 +522,13 @@ def estimate(ctx: click.Context, /, plan_file: str | None, **flags: Any) -> None
     made = (
         _manual_plan(flags)
         if plan_file is None
-        else _read_plan(ctx, plan_file, flags, "html", "force")
+        else _read_plan(ctx, plan_file, flags, "html", "force", "launcher")
     )
+    if flags["launcher"] is not None:
+        if flags["form"] == "yaml":
+            message = "with --format yaml: a plan file has costs for any launcher"
+            raise InputError(Problem(where="--launcher", message=message))
+        made = planner.executed(made)
     answer = reports.estimate_answer(made)
     if flags["form"] == "json":
         _print_json(answer)
@@ -1130,6 +1140,9 @@ def launch(ctx: click.Context, /, plan_file: str, **flags: Any) -> None:
         if (flags[name] is None) == needed:
             message = "is missing" if needed else "without --dry-run"
             raise InputError(Problem(where=f"--{name}", message=message))
+    if flags["stop_at"] is not None and flags["stop_at"] > flags["steps"]:
+        message, expected = f"{flags['stop_at']} is beyond --steps", f"at most {flags['steps']}"
+        raise InputError(Problem(where="--stop-at", message=message, expected=expected))
     from executor import launch as launching  # noqa: PLC0415
 
     job = Job(

@@ -17,7 +17,16 @@ from costmodel.feedforwards import (
     routing_operators,
 )
 from costmodel.layout import ContextComm
-from costmodel.operators import NO_WORK, Operator, Saved, Shard, gemm, normalised, stream_operator
+from costmodel.operators import (
+    NO_WORK,
+    Operator,
+    Saved,
+    Shard,
+    eager_norm_bytes,
+    gemm,
+    normalised,
+    stream_operator,
+)
 from costmodel.work import AttentionCore, Collective, CollectiveKind, Group, Stream
 from profiles.layers import ExpertFeedForward, Norm, QKNorm
 from profiles.training import AttentionKernel
@@ -36,7 +45,6 @@ __all__ = ["Part", "block_operators", "block_parts"]
 # backward, where one kernel would move 4 and 6), rotary embedding (two products, the rotated half,
 # their sum). LayerNorm and GELU are one kernel there too.
 EAGER_RMS_PASSES = 10
-EAGER_RMS_BYTES = 4  # of a 16-bit element: its copy in fp32
 EAGER_ROPE_PASSES = 5
 EAGER_SOFTMAX_PASSES = 4
 # Sequences times heads of a rank must be a multiple of 4 for Megatron's fused softmax; others take
@@ -120,11 +128,10 @@ def _norm(place: str, block: Block, shard: Shard) -> list[Operator]:
         return []
     elements = shard.sp_tokens * block.hidden
     saved = [Saved(f"{place}_norm input", elements * shard.element)]
-    passes = 1
-    if block.norm is Norm.RMS and not shard.training.norms_are_fused:
+    passes, extra = 1, eager_norm_bytes(block.norm, shard)
+    if extra:
         passes = EAGER_RMS_PASSES
-        copy = EAGER_RMS_BYTES if shard.element < EAGER_RMS_BYTES else 0
-        kept = elements * (copy + shard.element)
+        kept = elements * extra
         saved.append(Saved(f"{place}_norm in fp32 and before its weight", kept, "layernorm"))
     return [
         stream_operator(
@@ -215,8 +222,11 @@ def _rotate(attention: Attention, heads_local: int, shard: Shard) -> list[Operat
     elements = shard.tokens * heads_local * attention.head_dim
     operators = []
     if attention.qk_norm is not QKNorm.NONE:
-        saved = Saved("qk_norm input", elements * shard.element)
-        operators.append(stream_operator("qk_norm", elements, shard, saved=(saved,)))
+        saved = [Saved("qk_norm input", elements * shard.element)]
+        if shard.training.fsdp2:
+            extra = eager_norm_bytes(Norm.RMS, shard)
+            saved.append(Saved("qk_norm in fp32 and before its weight", elements * extra))
+        operators.append(stream_operator("qk_norm", elements, shard, saved=tuple(saved)))
     if attention.rope:
         passes = 1 if shard.training.fused_kernels else EAGER_ROPE_PASSES
         operators.append(stream_operator("rope", elements, shard, passes=passes))

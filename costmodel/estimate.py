@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from costmodel.fsdpmemory import Peak, backward_peaks, receive_buffers
+from costmodel.backwardpeaks import Peak, backward_peaks
+from costmodel.fsdpmemory import receive_buffers
 from costmodel.intervals import interval_of, octaves_beyond, relative_scale
 from costmodel.knowledge import known_of
 from costmodel.schedules import SCHEDULES

@@ -3,12 +3,10 @@
 A stage of ``torch.distributed.pipelining`` has a buffer of its own for what it receives in each
 micro-batch of a step, and holds each output that it sends until the backward pass of it.
 
-Gradients come into being in the first backward pass of a step, layer by layer, while it gives up
-activations, and weights where that pass is the only one; so the peak is that of the worst moment:
-
-    held micro-batches x what each keeps - what later layers have given up
-    + gradients of later layers (all of them, once the first backward pass is over)
-    + what the layer at work needs on top
+FSDP2 makes a layer's gradients in the activation type, and reduces or adds them up when the layer's
+pass is over. The buffer that was reduced lives until the next layer's; weights are gathered while
+the layer before them runs. What that takes is told for each layer (``layer_moments``); which moment
+of a step is the worst, by ``costmodel.backwardpeaks``.
 """
 
 from __future__ import annotations
@@ -16,103 +14,230 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from costmodel.layers import boundary_bytes, rank_parameters
-from costmodel.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+from costmodel.backwardwalk import worst_moment
+from costmodel.layers import boundary_bytes, layer_operators, rank_parameters
+from costmodel.layout import NO_RECOMPUTE
 from costmodel.sharding import is_gathered_twice
-from costmodel.simulate import SHORT_RUN
+from costmodel.work import Gemm
 from profiles.layers import Block, Embedding, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from costmodel.context import CostContext
     from costmodel.layers import LayerCost
     from costmodel.layerstep import LayerStep
     from costmodel.layout import Layout, Strategy
-    from costmodel.schedules import Order, Schedule, Shape
     from costmodel.sharding import StateCost
     from profiles.layers import Layer
+    from profiles.training import TrainingSpec
 
 __all__ = [
-    "Peak",
-    "backward_peaks",
+    "Moments",
     "held_beside",
+    "in_split_passes",
     "is_one_pass",
+    "layer_moments",
     "receive_buffers",
-    "working_bytes",
 ]
 
 FP32: Final = 4  # bytes
+WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 
 
-class Peak(NamedTuple):
-    """Bytes on a device at its worst moment, by kind; ``working`` is what the layer at work needs
-    on top, gradients that it makes first included; ``released`` weights are gone already.
+class Moments(NamedTuple):
+    """Bytes of a layer around its backward passes in a step.
+
+    On top of what micro-batches keep it needs ``adding`` in a pass that adds to gradients and
+    ``making`` in the first, which makes them; ``added``, ``made`` and, after the last pass,
+    ``reduced`` when the pass is over and what it kept is gone. ``buffer`` is there until the
+    gradients of the next layer are reduced: in every pass if ``every``, or the last. ``ahead``:
+    weights that are gathered while the layer behind it runs. ``released``: weights given up in the
+    last pass; ``kept``: gradients left then, of ``gradients``. ``once``: that pass is the only one.
+    ``tied_weights``, ``tied_gradient``: of the matrix that a head shares, there until the embedding
+    has run backward, since the sum of both their gradients is what is added. ``put_off``:
+    gradients behind weights, which a backward pass in two parts keeps from one to the other.
+    ``forward``: what a head needs in a step's first forward pass, ``again`` in the others.
     """
 
-    activations: float
-    gradients: int
-    working: int
+    adding: int = 0
+    making: int = 0
+    added: int = 0
+    made: int = 0
+    reduced: int = 0
+    buffer: int = 0
+    every: bool = False
+    ahead: int = 0
     released: int = 0
+    gradients: int = 0
+    kept: int = 0
+    once: bool = False
+    tied_weights: int = 0
+    tied_gradient: int = 0
+    put_off: int = 0
+    forward: int = 0
+    forward_again: int = 0
+
+
+class _Unit(NamedTuple):
+    """What FSDP2 makes of a layer's weights: ``weights`` and gradients of the type of activations,
+    ``wide``: gradients of the type that is reduced; whether passes are the step's only one,
+    gradients are sharded in every pass, wrapped at all, made in another type than they are kept in.
+    """
+
+    weights: int
+    wide: int
+    once: bool
+    shards: bool
+    wraps: bool
+    converts: bool
 
     @property
-    def total(self) -> float:
-        """All of them."""
-        return self.activations + self.gradients + self.working - self.released
+    def collects(self) -> bool:
+        """Whether gradients of one pass stand apart from those of others until it is over."""
+        return self.converts or self.shards or self.once
+
+    def ended(self, states: StateCost, zero: int) -> tuple[int, int, int]:
+        """Bytes when a layer's pass is over: of one that adds, of the first, of the last."""
+        if self.shards:
+            both = self.weights + self.wide
+            return both, both, both
+        own = self.weights if self.collects else 0
+        copies = 1 if self.wraps and zero == 0 else 0  # made once before they are summed
+        made = max(own, states.gradient_bytes)
+        if self.once:
+            made = (1 + copies) * states.gradient_bytes
+        return own, made, own + (self.wide if self.wraps else 0)
 
 
-class _Backward(NamedTuple):
-    """The worst moments of a chunk's backward passes, ``activations`` less those of all
-    micro-batches in flight: of the first pass of a step, and of the others.
-    """
-
-    first: Peak
-    later: Peak
-    gradients: int
-
-
-def working_bytes(
+def layer_moments(
     context: CostContext,
     layer: Layer,
     strategy: Strategy,
     micro_batch: int,
     cost: LayerCost,
     states: StateCost,
-) -> tuple[int, int]:
-    """What a layer needs on top while it runs backward: in passes that add to gradients, and in the
-    first, which makes them.
-
-    Each end of the model is a unit of its own. While the head runs backward, the weights of a block
-    are gathered too; while it runs forward, the buffer from which its weights were gathered and the
-    logits behind the softmax are there. New gradients come when what a layer kept is gone; where
-    nothing shards them, FSDP2 copies them once before it sums them.
-    """
-    once = is_one_pass(context, strategy, micro_batch)
-    wraps = strategy.dp * strategy.cp > 1 or context.training.param_bytes < FP32
-    made = states.gradient_bytes * (2 if once and wraps and strategy.zero == 0 else 1)
-    if isinstance(layer, Block):
-        whole = context.gathered_bytes(strategy, micro_batch)
-        most = cost.transient_bytes + states.working_bytes + whole
-        return most, max(most, most - cost.transient_bytes - cost.saved_bytes + made)
-    if isinstance(layer, Embedding):
-        gathered = states.gathered_bytes if is_gathered_twice(layer) else 0
-        most = gathered + states.gradient_working_bytes
-        return most, most + made
-    assert isinstance(layer, Head)
-    ahead = forward = 0
-    if states.gathered_bytes and context.training.prefetches:
-        sizes = [sum(rank_parameters(each, strategy)) for each in context.classes[1:-1]]
-        ahead = max(sizes, default=0) * context.training.param_bytes
-    if states.gathered_bytes or (once and strategy.zero):
-        tokens = micro_batch * -(-context.training.seq_len // strategy.cp)
-        logits = FP32 * tokens * -(-layer.vocab // strategy.tp)
-        forward = logits + (states.gathered_bytes or states.unsharded_bytes(context.training))
-    after = states.gradient_working_bytes - cost.saved_bytes
-    later, first = (
-        states.gathered_bytes + max(forward, ahead + max(cost.transient_bytes, after + new))
-        for new in (0, made)
+) -> Moments:
+    """Where the bytes of a layer stand around its backward passes."""
+    training = context.training
+    params = cost.dense_params + cost.expert_params
+    once, copies = is_one_pass(context, strategy, micro_batch), strategy.dp * strategy.cp
+    unit = _Unit(
+        weights=params * training.param_bytes,
+        wide=params * training.grad_dtype.bytes,
+        once=once,
+        shards=states.gradient_working_bytes > 0,
+        wraps=copies > 1 or training.param_bytes < FP32,
+        converts=training.param_bytes < training.grad_dtype.bytes,
     )
-    return later, first
+    added, made, reduced = unit.ended(states, strategy.zero)
+    gradients = states.left_gradient_bytes if once or unit.shards else unit.wide
+    whole = sum(rank_parameters(layer, strategy, pads=False)) if isinstance(layer, Head) else params
+    tied = (whole - params) * training.param_bytes
+    sharded = strategy.zero == WEIGHTS_SHARDED and strategy.shard_group > 1
+    tied_weights, forward = tied if sharded else 0, 0
+    if isinstance(layer, Block):
+        adding, making = (
+            _of_block(context, layer, strategy, micro_batch, collects=collects) - cost.saved_bytes
+            for collects in (unit.collects, True)
+        )
+        ahead = states.gathered_bytes
+        adding, making, added, made = (each + ahead for each in (adding, making, added, made))
+    elif isinstance(layer, Embedding):
+        gathered = states.gathered_bytes if is_gathered_twice(layer) else 0
+        adding = making = unit.weights + gathered
+        added, made, ahead = added + gathered, made + gathered, gathered
+    else:
+        assert isinstance(layer, Head)
+        forward = _forward_of_head(context, layer, strategy, micro_batch, unit, is_tied=tied > 0)
+        adding = making = cost.transient_bytes
+        gathered, ahead = states.gathered_bytes + tied_weights, 0
+        forward += gathered
+        adding, making, added, made = (each + gathered for each in (adding, making, added, made))
+    return Moments(
+        adding=adding,
+        making=making,
+        added=added,
+        made=made,
+        reduced=reduced,
+        buffer=unit.wide if unit.wraps and not (once and not unit.shards) else 0,
+        every=unit.shards,
+        ahead=ahead if training.prefetches else 0,
+        released=states.unsharded_bytes(training),
+        gradients=gradients,
+        kept=states.left_gradient_bytes,
+        once=once,
+        tied_weights=tied_weights,
+        tied_gradient=tied,
+        put_off=_put_off(context, layer, strategy, micro_batch),
+        forward=forward,
+        forward_again=forward if sharded else 0,
+    )
+
+
+def _of_block(
+    context: CostContext, layer: Block, strategy: Strategy, micro_batch: int, *, collects: bool
+) -> int:
+    training = context.training
+    return worst_moment(
+        layer_operators(layer, _plain(strategy), training, micro_batch),
+        strategy.recompute,
+        stream=boundary_bytes(layer, strategy, training, micro_batch),
+        element=training.param_bytes,
+        collects=collects,
+    )
+
+
+def _put_off(context: CostContext, layer: Layer, strategy: Strategy, micro_batch: int) -> int:
+    """Bytes of the gradients of what layers' products and norms hand on."""
+    if not isinstance(layer, Block):
+        return 0
+    training = context.training
+    operators = layer_operators(layer, _plain(strategy), training, micro_batch)
+    products = [work for each in operators for work in each.forward if isinstance(work, Gemm)]
+    norms = layer.num_norms if layer.norm.vectors else 0
+    stream = boundary_bytes(layer, strategy, training, micro_batch)
+    return (
+        sum(work.m * work.n * work.groups for work in products) * training.param_bytes
+        + norms * stream
+    )
+
+
+def _plain(strategy: Strategy) -> Strategy:
+    """What operators depend on."""
+    return replace(strategy, dp=1, zero=0, shard_group=1, recompute=NO_RECOMPUTE)
+
+
+def _forward_of_head(
+    context: CostContext,
+    layer: Head,
+    strategy: Strategy,
+    micro_batch: int,
+    unit: _Unit,
+    *,
+    is_tied: bool,
+) -> int:
+    """While the head runs forward, the logits are there behind the softmax, and the buffer from
+    which its weights were gathered; those of a block where it has none of its own.
+    """
+    training = context.training
+    if not strategy.zero or strategy.shard_group == 1:
+        return 0
+    tokens = micro_batch * -(-training.seq_len // strategy.cp)
+    logits = FP32 * tokens * -(-layer.vocab // strategy.tp)
+    if not is_tied:
+        return logits + unit.weights
+    blocks = (sum(rank_parameters(each, strategy)) for each in context.classes[1:-1])
+    return logits + max(blocks, default=0) * training.param_bytes
+
+
+def in_split_passes(step: LayerStep, training: TrainingSpec) -> LayerStep:
+    """A layer of whose gradients the weights' pass makes the last: FSDP2, whose turn was before,
+    has not yet added those to the others, so they stand beside them in the type of activations.
+    """
+    apart = training.param_bytes if training.param_bytes < training.grad_dtype.bytes else 0
+    more = step.states.gradient_bytes // training.grad_dtype.bytes * apart
+    moments = step.moments._replace(gradients=step.moments.gradients + more)
+    states = step.states._replace(gradient_bytes=step.states.gradient_bytes + more)
+    return replace(step, states=states, moments=moments)
 
 
 def is_one_pass(context: CostContext, strategy: Strategy, micro_batch: int) -> bool:
@@ -120,80 +245,6 @@ def is_one_pass(context: CostContext, strategy: Strategy, micro_batch: int) -> b
     and a layer gives up its gathered weights in the pass in which its gradients come.
     """
     return context.training.global_batch == strategy.dp * micro_batch
-
-
-def backward_peaks(
-    schedule: Schedule,
-    shape: Shape,
-    held: Sequence[Sequence[float]],
-    stages: Sequence[Sequence[Sequence[tuple[LayerStep, int]]]],
-) -> list[Peak]:
-    """The worst moment of each device. ``held[device][chunk]``: bytes that one micro-batch keeps;
-    ``stages[device][chunk]``: layers and how often each stands there, in the order of the model.
-    """
-    passes = [[_backward(chunk) for chunk in chunks] for chunks in stages]
-    known = schedule.held(shape)
-    if known is not None and shape.chunks == 1 and not schedule.splits:
-        return [
-            _of_one_chunk(flight, shape.microbatches, sizes[0], own[0])
-            for flight, sizes, own in zip(known, held, passes, strict=True)
-        ]
-    if schedule.steady:
-        shape = replace(shape, microbatches=min(shape.microbatches, SHORT_RUN * shape.stages))
-    orders = schedule.orders(shape)
-    return [_of_order(*each) for each in zip(orders, held, passes, strict=True)]
-
-
-def _of_one_chunk(flight: float, microbatches: int, size: float, own: _Backward) -> Peak:
-    """Of ``flight`` micro-batches; where there are no more, one less is there with gradients."""
-    first = own.first._replace(activations=own.first.activations + flight * size)
-    rest = flight if microbatches > flight else flight - 1
-    if rest <= 0:
-        return first
-    later = own.later._replace(activations=own.later.activations + rest * size)
-    return max(first, later, key=lambda each: each.total)
-
-
-def _of_order(order: Order, sizes: Sequence[float], passes: Sequence[_Backward]) -> Peak:
-    """Of passes in their order. Split ones make gradients in passes of their own: there all count
-    from the start.
-    """
-    now, worst = 0.0, Peak(0.0, 0, 0)
-    made: set[int] = set()
-    for kind, chunk, _ in order:
-        if kind == FORWARD:
-            now += sizes[chunk]
-        elif kind in (BACKWARD, INPUT):
-            if kind == INPUT:
-                made = {*range(len(passes))}
-            own = passes[chunk].later if chunk in made else passes[chunk].first
-            others = sum(passes[each].gradients for each in made if each != chunk)
-            moment = own._replace(
-                activations=now + own.activations, gradients=others + own.gradients
-            )
-            worst = max(worst, moment, key=lambda each: each.total)
-            made.add(chunk)
-        if kind in (BACKWARD, WEIGHT):
-            now -= sizes[chunk]
-    return worst
-
-
-def _backward(chunk: Sequence[tuple[LayerStep, int]]) -> _Backward:
-    """Of equal layers, the first or the last to run backward has the worst moment."""
-    whole = sum(step.states.gradient_bytes * count for step, count in chunk)
-    first, later, gone, made, released = [], [], 0, 0, 0
-    for step, count in reversed(chunk):
-        later.append(Peak(-gone, whole, step.transient_bytes))
-        for done in (0, count - 1):
-            given = gone + done * step.saved_bytes
-            there = made + done * step.states.gradient_bytes
-            weights = released + done * step.released_bytes
-            first.append(Peak(-given, there, step.first_transient_bytes, weights))
-        gone += count * step.saved_bytes
-        made += count * step.states.gradient_bytes
-        released += count * step.released_bytes
-    worst = [max(each, key=lambda moment: moment.total) for each in (first, later)]
-    return _Backward(worst[0], worst[1], whole)
 
 
 def receive_buffers(context: CostContext, layout: Layout, stage: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from costmodel.fsdpmemory import is_one_pass, working_bytes
+from costmodel.fsdpmemory import Moments, is_one_pass, layer_moments
 from costmodel.measuredlayers import Wrapping
 from costmodel.passes import PassCost
 from costmodel.sharding import GRADIENTS_ONLY, is_gathered_twice
@@ -25,8 +25,7 @@ __all__ = ["LayerStep", "layer_step"]
 class LayerStep:
     """All that one layer costs one rank: passes of a micro-batch (ZeRO's exposed traffic
     included; ``weight_s`` of the backward makes weight gradients), bytes held per micro-batch,
-    bytes while it runs (``first``: in a step's first backward pass, where that makes gradients),
-    bytes of weights that this pass gives up, and its states.
+    bytes while it runs, ``moments`` of the native executor's passes, and its states.
     """
 
     forward: PassCost
@@ -34,8 +33,7 @@ class LayerStep:
     weight_s: float
     saved_bytes: int
     transient_bytes: int
-    first_transient_bytes: int
-    released_bytes: int
+    moments: Moments
     states: StateCost
     basis: Basis
 
@@ -59,8 +57,7 @@ def layer_step(
         # the root unit of FSDP, which is not freed between its passes
         whole = states.parameter_bytes + cost.dense_params * context.training.param_bytes
         states = states._replace(parameter_bytes=whole)
-    working = first = cost.transient_bytes + states.working_bytes
-    released = 0
+    moments = Moments()
     if context.training.fsdp2:
         once = is_one_pass(context, strategy, micro_batch)
         if once and strategy.zero == 1:
@@ -69,8 +66,7 @@ def layer_step(
         if not is_gathered_twice(layer):
             again = states.backward_comm_s - states.forward_comm_s
             states = states._replace(backward_comm_s=again)
-        working, first = working_bytes(context, layer, strategy, micro_batch, cost, states)
-        released = states.unsharded_bytes(context.training) if once else 0
+        moments = layer_moments(context, layer, strategy, micro_batch, cost, states)
     forward = _with_traffic(context, cost.forward, states.forward_comm_s / share_gather)
     backward = _with_traffic(context, cost.backward, states.backward_comm_s / share_gather)
     return LayerStep(
@@ -78,9 +74,8 @@ def layer_step(
         backward=backward + PassCost(compute_s=wrapping.backward_s),
         weight_s=cost.weight_s,
         saved_bytes=cost.saved_bytes,
-        transient_bytes=working,
-        first_transient_bytes=first,
-        released_bytes=released,
+        transient_bytes=cost.transient_bytes + states.working_bytes,
+        moments=moments,
         states=states,
         basis=cost.basis,
     )

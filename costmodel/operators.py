@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from costmodel.work import Collective, CollectiveKind, Gemm, Group, Stream, Work
+from profiles.layers import Norm
 
 if TYPE_CHECKING:
     from costmodel.layout import Strategy
@@ -23,6 +24,7 @@ __all__ = [
     "Saved",
     "Shard",
     "TensorParallelWork",
+    "eager_norm_bytes",
     "gemm",
     "normalised",
     "padded_vocab",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by
+FP32 = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +214,13 @@ def stream_operator(
 def normalised(name: str, width: int, shard: Shard) -> Saved:
     """The input of the GEMM ``name``, behind a norm that can be computed again."""
     return Saved(f"{name} input", shard.kept_tokens * width * shard.element, "layernorm")
+
+
+def eager_norm_bytes(norm: Norm, shard: Shard) -> int:
+    """Bytes an element that an RMSNorm of several kernels keeps beside its input: a copy of it in
+    fp32, and what its weight is multiplied with. Where the latter is in fp32 as well, as PyTorch
+    has it on CPUs, the input in 16 bits is not kept, which comes to the same.
+    """
+    if norm is not Norm.RMS or shard.training.norms_are_fused:
+        return 0
+    return shard.element + (FP32 if shard.element < FP32 else 0)

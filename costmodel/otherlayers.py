@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from costmodel.operators import (
     Operator,
     Saved,
+    eager_norm_bytes,
     gemm,
     padded_vocab,
     stream_operator,
@@ -79,8 +80,11 @@ def _head(layer: Head, shard: Shard) -> tuple[Operator, ...]:
     elements = shard.sp_tokens * layer.hidden
     operators = []
     if layer.norm is not Norm.NONE:
-        saved = Saved("final_norm input", elements * shard.element)
-        operators.append(stream_operator("final_norm", elements, shard, saved=(saved,)))
+        saved = [Saved("final_norm input", elements * shard.element)]
+        if shard.training.fsdp2:
+            extra = eager_norm_bytes(layer.norm, shard)
+            saved.append(Saved("final_norm in fp32 and before its weight", elements * extra))
+        operators.append(stream_operator("final_norm", elements, shard, saved=tuple(saved)))
     operators.append(
         gemm(
             "logits",
@@ -115,15 +119,17 @@ def _loss(logits: int, shard: Shard) -> Operator:
 
 def _fused_loss(logits: int, shard: Shard, *, softmax_bytes: int) -> Operator:
     """Keeps the softmax; while it runs, the logits and their gradient live beside it. In the
-    activation type the softmax takes the place of the logits.
+    activation type the softmax takes the place of the logits. The native executor's gradient
+    begins as a copy of the softmax.
     """
     fp32, own = softmax_bytes * logits, shard.element * logits
+    transient = own if softmax_bytes < FP32 else 2 * own
     return Operator(
         name="loss",
         forward=(Stream(own + 3 * fp32, 3),),
         backward_input=(Stream(fp32 + own, 1),),
         saved=(Saved("softmax of logits", fp32),),
-        transient_bytes=own if softmax_bytes < FP32 else 2 * own,
+        transient_bytes=fp32 if shard.training.fsdp2 else transient,
     )
 
 

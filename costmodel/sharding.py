@@ -74,6 +74,7 @@ class StateCost(NamedTuple):
     per step, all before any overlap. ``owned``: parameters that the rank updates. ``working_bytes``
     live while the layer runs (gathered weights, unsharded gradients); ``gradient_working_bytes`` of
     them only once its gradients are there; ``gathered_bytes`` its own gathered weights alone.
+    ``left_gradient_bytes``: of FSDP2's gradients, what lives once they are reduced.
     """
 
     owned: int
@@ -82,6 +83,7 @@ class StateCost(NamedTuple):
     optimizer_bytes: int
     working_bytes: int
     gradient_working_bytes: int
+    left_gradient_bytes: int
     gathered_bytes: int
     forward_comm_s: float
     backward_comm_s: float
@@ -163,20 +165,18 @@ def _part(
         working = weight * (2 if training.prefetches else 1) + params * training.reduce_copy_bytes
     if zero >= GRADIENTS_ONLY and shards > 1:
         whole = gradient
-    if training.fsdp2 and training.param_bytes < FP32:
-        whole += weight  # as the backward pass makes them
     weights = resident.parameters
     replicated = zero == 0 and shards * replicas.across.size > 1
     if training.fsdp2 and training.param_bytes >= FP32 and replicated:
         weights += weight  # FSDP2 copies what it replicates
-    divides = shards > 1 or training.fsdp2
     return StateCost(
         owned=resident.owned,
         parameter_bytes=weights,
         gradient_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,
-        working_bytes=working + whole if divides else 0,
+        working_bytes=working + whole if shards > 1 else 0,
         gradient_working_bytes=whole,
+        left_gradient_bytes=_left(resident.owned, training, sums=shards == 1 or across > 0),
         gathered_bytes=weight if zero == WEIGHTS_TOO and shards > 1 else 0,
         forward_comm_s=gather if zero == WEIGHTS_TOO else 0.0,
         backward_comm_s=(gather if zero == WEIGHTS_TOO else 0.0)
@@ -185,6 +185,15 @@ def _part(
         gather_s=gather if 1 <= zero < WEIGHTS_TOO else 0.0,
         optimizer_s=device.stream_seconds(resident.owned * optimizer_traffic(training)),
     )
+
+
+def _left(owned: int, training: TrainingSpec, *, sums: bool) -> int:
+    """Bytes of a layer's gradients once FSDP2 has reduced them: those that the optimizer reads are
+    of the type of its weights, and what ``sums`` over replicas in another type is there until the
+    pass is over.
+    """
+    summed = training.grad_dtype.bytes if sums and training.grad_dtype.bytes < FP32 else 0
+    return owned * (FP32 + summed)
 
 
 def state_bytes(params: int, zero: int, shards: int, training: TrainingSpec) -> StateBytes:
@@ -196,10 +205,13 @@ def state_bytes(params: int, zero: int, shards: int, training: TrainingSpec) -> 
         weights = 0 if zero == WEIGHTS_TOO and shards > 1 else weights
     elif training.fsdp2 and zero in (1, 2) and shards > 1:
         weights += part * training.param_bytes  # the shard stays beside what is gathered
+    gradients = (part if zero >= GRADIENTS_ONLY else params) * training.gradient_bytes
+    if training.fsdp2:  # once reduced, they are of the type of the weights that are updated
+        gradients = owned * FP32 if zero >= GRADIENTS_ONLY else max(gradients, owned * FP32)
     return StateBytes(
         owned=owned,
         parameters=weights,
-        gradients=(part if zero >= GRADIENTS_ONLY else params) * training.gradient_bytes,
+        gradients=gradients,
         optimizer=owned * training.optimizer_bytes,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from costmodel.collectives import collective_seconds
-from costmodel.fsdpmemory import held_beside
+from costmodel.fsdpmemory import held_beside, in_split_passes
 from costmodel.passes import PassCost
 from costmodel.resharding import reshard_s
 from costmodel.schedules import SCHEDULES
@@ -223,17 +223,18 @@ def _counted_steps(
 ) -> list[list[tuple[LayerStep, int]]]:
     """For each chunk of a stage its distinct layer costs and how often each occurs."""
     model, chunks = context.model, layout.stage_chunks(stage)
-    tied_here = model.tied and any(
-        isinstance(run.layer, Embedding)
-        for chunk in chunks
-        for run in model.runs_between(chunk.first, chunk.stop)
-    )
+    has_embedding = [
+        any(isinstance(run.layer, Embedding) for run in model.runs_between(each.first, each.stop))
+        for each in chunks
+    ]
 
+    splits = context.training.fsdp2 and SCHEDULES[layout.schedule].splits
     share_gather = SCHEDULES[layout.schedule].microbatches_per_gather(layout.num_stages)
 
-    def step(layer: Layer, span: LayerSpan) -> LayerStep:
-        shares = tied_here and isinstance(layer, Head)
-        return context.layer(
+    def step(layer: Layer, span: LayerSpan, number: int) -> LayerStep:
+        here = has_embedding[number] if context.training.fsdp2 else any(has_embedding)
+        shares = model.tied and here and isinstance(layer, Head)  # FSDP2's chunks have copies
+        found = context.layer(
             layer,
             span.strategy,
             layout.micro_batch_of(span.strategy),
@@ -241,14 +242,17 @@ def _counted_steps(
             shares_embedding=shares,
             share_gather=share_gather,
         )
+        if splits and chunks[number] != layout.chunks[0]:  # whose passes are whole
+            return in_split_passes(found, context.training)
+        return found
 
     return [
         [
-            (step(run.layer, span), run.count)
+            (step(run.layer, span, number), run.count)
             for span in chunk.spans
             for run in model.runs_between(span.first, span.stop)
         ]
-        for chunk in chunks
+        for number, chunk in enumerate(chunks)
     ]
 
 

@@ -20,6 +20,7 @@ from executor.fakerank import fake_rank
 from executor.gradients import local_tensor
 from executor.job import Recipe, check_plan
 from executor.memorylog import MemoryLog
+from executor.mesh import shards
 from executor.planned import planned_traffic
 from executor.shortened import short_jobs, whole
 from executor.traffic import Traffic, TrafficLog
@@ -41,6 +42,7 @@ __all__ = ["TOLERANCES", "DryRun", "dry_run", "run_short"]
 WEIGHTS_SHARDED: Final = 3  # stage of ZeRO
 STEPS: Final = 2
 PEAK: Final = "peak"
+BETWEEN: Final = "between"
 # Part by which the account may be off.
 TOLERANCES: Final = {
     "parameters": 0.002,  # a weight with fewer rows than shards, a router's, is padded
@@ -212,26 +214,28 @@ class _Watch:
         self.gradients: Counter[int] = Counter()
         self.saved: Counter[int] = Counter()
         self.peaks: Counter[str] = Counter()
-        self._before, self._part = 0, ""
+        self._before = 0
+        self._now: list[str] = []  # parts of the step
         self._begun: Counter[str] = Counter()  # backward passes of a step
         for part in trainer.parts:
             part.chain.register_forward_pre_hook(self._begin)
             part.chain.register_forward_hook(self._end(part.number))
-            for name, place in _places(part.chain).items():
+            for name, places in _places(part.chain).items():
                 layer = part.chain.layers[name]
-                layer.register_forward_hook(self._layer(f"{part.number} {place}"))
+                layer.register_forward_hook(self._layer([f"{part.number} {at}" for at in places]))
 
     def begin_step(self) -> None:
         """Before the passes of a step; only the last one counts."""
         self.peaks.clear()
         self._begun.clear()
         self.memory.peak = self.memory.live
-        self._part = "forward"
+        self._now = ["forward"]
 
-    def enter(self, part: str) -> None:
-        """Another part of the step begins."""
-        self.peaks[self._part] = max(self.peaks[self._part], self.memory.peak)
-        self.memory.peak, self._part = self.memory.live, part
+    def enter(self, *parts: str) -> None:
+        """Another part of the step begins, which may be several at once."""
+        for part in self._now:
+            self.peaks[part] = max(self.peaks[part], self.memory.peak)
+        self.memory.peak, self._now = self.memory.live, [*parts]
 
     def _begin(self, _chain: nn.Module, _inputs: Any) -> None:
         self.enter("forward")
@@ -249,14 +253,15 @@ class _Watch:
 
         return note
 
-    def _layer(self, place: str) -> Any:
+    def _layer(self, places: list[str]) -> Any:
         """When a layer begins to run backward."""
 
         def backward(_gradient: torch.Tensor) -> None:
-            self._begun[place] += 1
-            is_last = self._begun[place] == self.trainer.layout.num_microbatches
-            turn = "last" if is_last else min(self._begun[place], 2)  # which frees weights too
-            self.enter(f"{place} {turn}")
+            self._begun.update(places)
+            begun = self._begun[places[0]]
+            is_last = begun == self.trainer.layout.num_microbatches
+            turn = "last" if is_last else min(begun, 2)  # which frees weights too
+            self.enter(*(f"{place} {turn}" for place in places))
 
         def note(_layer: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
             if output.requires_grad:
@@ -284,7 +289,7 @@ class _Watch:
             "gradients": sum(self.gradients.values()),
             "optimizer": states + masters,
             "saved": sum(self.saved.values()),
-            **{f"{PEAK} {part}": most for part, most in self.peaks.items()},
+            **{f"{PEAK} {part}": most for part, most in self.peaks.items() if BETWEEN not in part},
         }
 
     def _units(self) -> Iterator[tuple[Any, int]]:
@@ -314,17 +319,23 @@ def _units(part: Part) -> Iterator[tuple[Any, int]]:
     """FSDP's parameters of a chunk and their stage of ZeRO."""
     for unit, strategy in part.data_parallel.units:
         groups = unit._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch tells nobody
-        yield from ((each, strategy.zero) for own in groups for each in own.fsdp_params)
+        zero = strategy.zero if shards(strategy) > 1 else 0
+        yield from ((each, zero) for own in groups for each in own.fsdp_params)
 
 
-def _places(chain: Chain) -> dict[str, str]:
-    """The first and the last of equal layers, between which each needs less than one of them."""
-    found: dict[str, str] = {}
+def _places(chain: Chain) -> dict[str, list[str]]:
+    """Of equal layers the two at either end. Between the inner two, whose neighbours are like them,
+    each needs less than one of them, and counts for nothing.
+    """
+    found: dict[str, list[str]] = {}
     alike = groupby(chain.layers.items(), lambda each: (each[1].spec, chain.strategies[each[0]]))
     for number, (_, run) in enumerate(alike):
         names = [name for name, _ in run]
-        found[names[-1]] = f"{number} last"
-        found[names[0]] = f"{number} first"
+        ends = {"last": names[-1:], "before": names[1:-1][-1:], "second": names[1:-1][:1]}
+        ends[BETWEEN] = names[2:-2]
+        for place, own in {**ends, "first": names[:1]}.items():
+            for name in own:
+                found.setdefault(name, []).append(f"{number} {place}")
     return found
 
 

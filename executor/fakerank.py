@@ -64,6 +64,7 @@ def fake_rank(rank: int, num_ranks: int, *, on_gpu: bool) -> Iterator[None]:
             stack.enter_context(patch.object(_PipelineSchedule, "_warmup_p2p", _know_shapes))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if on_gpu:
+                stack.enter_context(patch.object(block, "is_one_kernel", lambda _: True))
                 for name, kernel in GPU_KERNELS.items():
                     stack.enter_context(patch.object(functional, name, kernel))
             yield

@@ -53,7 +53,7 @@ class MemoryLog(TorchDispatchMode):
             return NotImplemented  # it comes back with local tensors
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and not each.is_meta:
                 self._follow(each.untyped_storage())
         return result
 

@@ -1,8 +1,8 @@
 """Shorter jobs that stand for a long one: few layers of each kind, few micro-batches.
 
 What a rank holds and moves grows by the same amount with each further layer of a kind from the
-second on, and with each further micro-batch once the pipeline has been full. So one short job and
-one for every such step say all of the long one.
+third on, which is the first one between two of its own, and with each further micro-batch once the
+pipeline has been full. So one short job and one for every such step say all of the long one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Short", "short_jobs", "whole"]
 
-FEW: Final = 2  # layers; one alone is off the line
+FEW: Final = 3  # layers: first, last, and one in between, whose neighbours are like it
 Run = tuple[int, int, int]  # chunk, span, run of equal layers
 
 

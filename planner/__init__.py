@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.inputs import Inputs, load_inputs
     from planner.launchers import LAUNCHERS
     from planner.manual import ManualLayout, layout_from_degrees
+    from planner.native import executed
     from planner.objective import Objective, plan_for
     from planner.plan import Plan, diff_plans, plan_of
     from planner.plandocument import (
@@ -57,6 +58,7 @@ __all__ = [
     "advice",
     "compare_plans",
     "diff_plans",
+    "executed",
     "explain_plan",
     "json_schema",
     "layout_from_degrees",
@@ -92,6 +94,7 @@ _MODULES: Final = {
     "advice": "advice",
     "compare_plans": "compare",
     "diff_plans": "plan",
+    "executed": "native",
     "explain_plan": "explain",
     "json_schema": "planfile",
     "layout_from_degrees": "manual",

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from costmodel.context import CostContext
 from costmodel.estimate import estimate, fit_limit
+from costmodel.layout import ContextComm
 from planner.bounds import CandidateBounds
 from planner.build import CandidateProblem
 from planner.choices import Restrictions
+from planner.launchers import LAUNCHERS
 from planner.layouts import build_layout
 from planner.problem import Solution
 from planner.rules import listed
@@ -291,6 +293,22 @@ def _broken_choices(space: SearchSpace) -> Iterator[str]:
             degree = min(int(value) for value in wanted)
             problem = problems[name](degree) or f"{name} {degree} is more than the cluster has"
             yield f"{problem}; legal are {listed(legal[name])}"
+    yield from _broken_context(space)
+
+
+def _broken_context(space: SearchSpace) -> Iterator[str]:
+    """What is wrong with ways around for keys and values of which none is legal."""
+    wanted = space.restrictions.fixed.get("cp_comm")
+    legal = [w for w in space.rules.cp_comm if space.degree_rules.cp_comm_problem(w) is None]
+    if wanted is None or not space.rules.context or wanted & {*legal}:
+        return
+    way, name = ContextComm(min(wanted)), space.rules.name
+    having = (each for each in LAUNCHERS.values() if each.context and way in each.cp_comm)
+    others = [each.name for each in having if each.name != "any"]
+    problem = space.degree_rules.cp_comm_problem(way)
+    if problem is None:
+        problem = f"{name} has no cp_comm {way}, which {listed(others)} have"
+    yield f"{problem}; legal is {listed(legal)}"
 
 
 def _each_lifted(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:

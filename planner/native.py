@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 from costmodel.layout import MODULES, ContextComm, RecomputeKind, mixing_problems
 from costmodel.schedules import SCHEDULES
 from planner.launchers import LAUNCHERS
+from planner.plan import plan_of
 from planner.rules import SPLIT_RULE
+from profiles.errors import InputError, Problem
 from profiles.layers import Block, Embedding, ExpertFeedForward, Head
 from profiles.training import GradDtype, LossKernel, Optimizer, Precision
 
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 
     from costmodel.layout import Layout, Mesh, Strategy
     from planner.inputs import Inputs
+    from planner.plan import Plan
     from profiles.layers import Layer
     from profiles.model import ModelSpec
     from profiles.training import TrainingSpec
 
 __all__ = [
     "as_executed",
+    "executed",
     "layout_problems",
     "model_problems",
     "training_problems",
@@ -78,6 +82,7 @@ def as_executed(inputs: Inputs, layout: Layout) -> Inputs:
     kernel, and its norms on GPUs; its rotary embedding and gated activation are several; the loss
     is PyTorch's on one rank, in place over the parts of several. No layer drops anything.
     """
+    is_wide = inputs.training.precision is Precision.FP32
     training = replace(
         inputs.training,
         fused_kernels=False,
@@ -86,8 +91,28 @@ def as_executed(inputs: Inputs, layout: Layout) -> Inputs:
         keeps_gathered=False,
         reduces_in_fp32=False,
         fsdp2=True,
+        grad_dtype=GradDtype.FP32 if is_wide else inputs.training.grad_dtype,
     )
     return replace(inputs, model=_without_dropout(inputs.model), training=training)
+
+
+def executed(plan: Plan) -> Plan:
+    """The plan as ``parplan launch`` runs it: its costs are those of the executor's kernels and
+    states. Raises ``InputError`` where the executor cannot run it.
+    """
+    training = plan.inputs.training
+    problems = [
+        *model_problems(plan.inputs.model, training),
+        *training_problems(training),
+        *layout_problems(plan.inputs.model, training, plan.layout),
+    ]
+    if problems:
+        found = (f"native cannot run it: {each}" for each in problems)
+        raise InputError([Problem(where="--launcher", message=each) for each in found])
+    note = "kernels and states are those of parplan launch, whose --dry-run they stand beside"
+    inputs = as_executed(plan.inputs, plan.layout)
+    inputs = replace(inputs, notes=(*inputs.notes, note))
+    return plan_of(inputs, plan.layout, launcher=plan.launcher, min_fit=plan.min_fit)
 
 
 def _without_dropout(model: ModelSpec) -> ModelSpec:

@@ -127,4 +127,16 @@ def _notes(inputs: Inputs, profile: Profile, facts: DeviceFacts) -> tuple[str, .
     """What a reader should know; a note on missing calibrations says nothing any more."""
     when = f", {facts.date}" if facts.date else ""
     told = f"profile {profile.name}: {facts.hardware}, torch {facts.torch}{when}"
-    return (*(note for note in inputs.notes if "calibra" not in note), told)
+    known = (note for note in inputs.notes if "calibra" not in note)
+    return (*known, told, *_unwrapped(inputs, profile))
+
+
+def _unwrapped(inputs: Inputs, profile: Profile) -> tuple[str, ...]:
+    """What of data parallelism was not measured, where there are ranks for it."""
+    if inputs.cluster.num_gpus == 1 or not profile.layer_times or profile.layer_wrapping:
+        return ()
+    note = f"profile {profile.name} has no layer_wrapping: what the wrapper of data parallelism"
+    note += " adds to layers (hooks, copies of weights and gradients) is not measured and counts as"
+    note += " nothing, its traffic is from formulas;"
+    note += f" parplan profile layers {inputs.model_ref} -o FILE measures it"
+    return (note,)

@@ -176,7 +176,7 @@ def _one_of(values: Iterable[int]) -> str:
     return f"one of {listed(values)}"
 
 
-def listed(values: Iterable[int]) -> str:
+def listed(values: Iterable[object]) -> str:
     """``1, 2, 4, 8``; the middle left out where there are many."""
     known = [str(value) for value in values]
     if len(known) > _MANY:

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     from executor.models.tensorgroup import TensorGroup
     from profiles.layers import Attention, Block
 
-__all__ = ["NativeBlock", "NativeNorm", "forget_tables"]
+__all__ = ["NativeBlock", "NativeNorm", "forget_tables", "is_one_kernel"]
 
 EPSILON: Final = 1e-5
 ROTARY_BASE: Final = 10_000.0
 ALL_FOUR: Final = 4  # norms: before and after both sublayers
+
+
+def is_one_kernel(x: Tensor) -> bool:
+    """Whether PyTorch's RMSNorm of ``x`` is."""
+    return x.device.type != "cpu"
 
 
 class NativeNorm(SplitModule):
@@ -57,6 +62,15 @@ class NativeNorm(SplitModule):
             self.add("weight", (width,), traits)
         if kind is Norm.LAYER:
             self.add("bias", (width,), Traits(split=dim, partial=partial and not split))
+
+    def sparing(self, x: Tensor) -> Tensor:
+        """The same, of which only ``x`` is kept. Made of several kernels, RMSNorm would keep what
+        they hand on.
+        """
+        if self.kind is Norm.RMS and not is_one_kernel(x):
+            return computed_again(self, x)
+        y: Tensor = self(x)
+        return y
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` normalised."""
@@ -178,6 +192,8 @@ class NativeBlock(SplitModule):
     def _body(self, x: Tensor, modules: frozenset[str], *, again: bool) -> Tensor:
         """``again``: all of it is computed again anyway, so nothing of it need be spared."""
         first, second = self.norms[0], self.norms[1 if len(self.norms) > 1 else 0]
+        assert isinstance(first, NativeNorm)
+        assert isinstance(second, NativeNorm)
         attended = self._attend(first, x, modules, again=again)
         if self.spec.parallel:
             return x + attended + self._feed(second, x, modules, again=again)
@@ -189,7 +205,7 @@ class NativeBlock(SplitModule):
         return x + self._feed(second, x, modules, again=again)
 
     def _attend(
-        self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
+        self, norm: NativeNorm, x: Tensor, modules: frozenset[str], *, again: bool
     ) -> Tensor:
         own = self.attention
         core = partial(own.core, again=again)
@@ -201,27 +217,26 @@ class NativeBlock(SplitModule):
 
         return self._entered(norm, x, rest, modules, again=again)
 
-    def _feed(
-        self, norm: torch.nn.Module, x: Tensor, modules: frozenset[str], *, again: bool
-    ) -> Tensor:
+    def _feed(self, norm: NativeNorm, x: Tensor, modules: frozenset[str], *, again: bool) -> Tensor:
         own = self.feed_forward
         if isinstance(own, NativeFeedForward):
             return self._dense(own, norm, x, modules, again=again)
         routed = partial(own.routed, spare="moe_act" in modules)
+        before: Callable[[Tensor], Tensor] = norm
         if "layernorm" in modules:
-            summed, gate = without_output(norm, x, routed)
+            summed, gate = without_output(norm.sparing, x, routed)
         else:
-            norm, x = torch.nn.Identity(), norm(x)
+            before, x = torch.nn.Identity(), norm(x)
             summed, gate = routed(x)
         if own.shared is None:
             return summed
-        shared = self._dense(own.shared, norm, x, modules, again=again)
+        shared = self._dense(own.shared, before, x, modules, again=again)
         return summed + (shared if gate is None else gate * shared)
 
     def _dense(
         self,
         own: NativeFeedForward,
-        norm: torch.nn.Module,
+        norm: Callable[[Tensor], Tensor],
         x: Tensor,
         modules: frozenset[str],
         *,
@@ -235,7 +250,7 @@ class NativeBlock(SplitModule):
 
     def _entered(
         self,
-        norm: torch.nn.Module,
+        norm: Callable[[Tensor], Tensor],
         x: Tensor,
         then: Callable[[Tensor], Tensor],
         modules: frozenset[str],
@@ -248,7 +263,8 @@ class NativeBlock(SplitModule):
         if again:
             return then(self.tp.enter(norm(x)))
         if "layernorm" in modules:
-            return without_output(lambda y: self.tp.enter(norm(y)), x, then)
+            spare = norm.sparing if isinstance(norm, NativeNorm) else norm
+            return without_output(lambda y: self.tp.enter(spare(y)), x, then)
         if self.tp.sequence:
             return without_output(self.tp.enter, norm(x), then)
         return then(self.tp.enter(norm(x)))

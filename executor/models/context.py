@@ -77,7 +77,7 @@ class _Gather(Function):
         parts = x.new_empty((own.size * x.shape[0], *x.shape[1:]))
         dist.all_gather_single(parts, x.contiguous(), group=own.group)
         early, late = parts.unflatten(0, (own.size, -1)).chunk(2, -2)
-        return torch.cat((*early, *late.flip(0)), -2)
+        return torch.cat((*early, *reversed(late.unbind())), -2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -136,7 +136,7 @@ class _Prices:
     def held_bytes(self, point: Point) -> int:
         """The most that a point needs: states, what one micro-batch keeps, and its worst moment."""
         step = self._step(point)
-        return step.states.resident_bytes + step.saved_bytes + step.first_transient_bytes
+        return step.states.resident_bytes + step.saved_bytes + step.transient_bytes
 
     def _step(self, point: Point) -> LayerStep:
         context = self.context(point.tp, point.seq_len)

@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.fsdpmemory import Peak, _backward, _of_order, backward_peaks
-from costmodel.schedules import SCHEDULES, Shape
+from costmodel.backwardpeaks import Peak, _backward, _of_order, backward_peaks
+from costmodel.fsdpmemory import Moments
+from costmodel.schedules import FORWARD, INPUT, SCHEDULES, WEIGHT, Shape
 
 
-def layer(saved, gradients, working, *, first=None, released=0):
-    return SimpleNamespace(
-        saved_bytes=saved,
-        transient_bytes=working,
-        first_transient_bytes=working + gradients if first is None else first,
-        released_bytes=released,
-        states=SimpleNamespace(gradient_bytes=gradients),
-    )
+def layer(saved, gradients, working, *, released=0, **more):
+    own = {"adding": working, "making": working + gradients, "gradients": gradients}
+    own |= {"kept": gradients, "released": released, "once": True}
+    return SimpleNamespace(saved_bytes=saved, moments=Moments(**own | more))
 
 
 def peak(chunk, *, microbatches=1, held=None, schedule="1f1b"):
@@ -68,6 +65,34 @@ def test_where_all_micro_batches_are_in_flight_one_is_gone_when_all_gradients_ar
     assert steady == [Peak(2 * 2, 20, 5), Peak(2, 20, 5)]
 
 
+def test_what_was_reduced_last_is_there_while_the_next_layer_runs():
+    head, block = layer(1, 0, 5, buffer=100, every=True), layer(1, 0, 5, buffer=7, every=True)
+    assert peak([(block, 3), (head, 1)]) == Peak(3, 0, 5 + 100)
+    assert peak([(block, 3)]) == Peak(2, 0, 5 + 7)
+
+
+def test_weights_are_gathered_while_the_layer_behind_them_runs():
+    block = layer(10, 0, 5, ahead=50)
+    assert peak([(block, 2)]) == Peak(20, 0, 5 + 50)
+    assert peak([(block, 1)]) == Peak(10, 0, 5)
+
+
+def test_a_layer_is_worst_when_its_pass_is_over_if_its_gradients_outgrow_what_it_kept():
+    assert peak([(layer(10, 0, 5, made=40), 2)]) == Peak(10, 0, 40)
+
+
+def test_the_gradient_of_a_tied_matrix_stays_until_the_embedding_has_run():
+    head, block = layer(1, 0, 5, tied_gradient=100, tied_weights=30), layer(10, 0, 5)
+    assert peak([(block, 3), (head, 1)]) == Peak(30, 0, 5 + 100 + 30)
+    assert peak([(block, 3), (head, 1)], microbatches=2).working == 5 + 100 + 30
+
+
+def test_split_passes_keep_the_gradients_behind_weights():
+    order = [(kind, 0, batch) for kind in (FORWARD, INPUT, WEIGHT) for batch in (0, 1)]
+    kept, chunk = 7, [(layer(10, 0, 5, put_off=7), 1)]
+    assert _of_order(order, [10], [_backward(chunk)]).activations == 2 * 10 + 2 * kept
+
+
 @given(
     st.lists(
         st.tuples(
@@ -82,8 +107,8 @@ def test_it_is_the_greatest_of_all_moments_of_one_pass(chunk):
     layers = [step for step, count in chunk for _ in range(count)]
     moments = [
         sum(each.saved_bytes for each in layers[: at + 1])
-        + sum(each.states.gradient_bytes - each.released_bytes for each in layers[at + 1 :])
-        + layers[at].first_transient_bytes
+        + sum(each.moments.gradients - each.moments.released for each in layers[at + 1 :])
+        + layers[at].moments.making
         for at in range(len(layers))
     ]
     assert peak(chunk).total == max(moments)

@@ -14,6 +14,7 @@ from ranks import run_ranks
 from test_launch import CONFIG
 
 from cli import main
+from costmodel.layout import Recompute, RecomputeKind
 from executor.dry_run import TOLERANCES, DryRun, dry_run, run_short
 from executor.fakerank import fake_rank
 from executor.job import Recipe
@@ -94,11 +95,39 @@ def test_short_jobs_say_all_of_a_long_one():
     jobs = short_jobs(model, layout, 0)
     assert sum(job.weight for job in jobs) == 1
     assert {job.layout.num_microbatches for job in jobs} == {3, 4}
+    assert {job.model.num_layers for job in jobs} == {5, 6}
     with fake_rank(0, 2, on_gpu=True):
         found = [run_short(job, training_of()) for job in jobs]
         long = run_short(Short(model, layout, 1), training_of())
     for part, expected in enumerate(long):
         assert whole([each[part] for each in found], jobs) == expected
+
+
+def test_the_extrapolated_peak_is_that_of_the_whole_job():
+    """Full recomputation and ZeRO-3, whose buffers of one layer are there while the next runs: two
+    layers have none that runs between two like it.
+    """
+    model = replace(
+        LLAMA, runs=tuple(replace(r, count=9) if r.count > 1 else r for r in LLAMA.runs)
+    )
+    layout = Case(name="", dp=2, zero=3, micro_batch=1).layout
+    (chunk,) = layout.chunks
+    recompute = Recompute(RecomputeKind.FULL)
+    own = replace(chunk.spans[0].strategy, recompute=recompute)
+    spans = (replace(chunk.spans[0], stop=11, strategy=own),)
+    layout = replace(layout, chunks=(replace(chunk, spans=spans),))
+    jobs = short_jobs(model, layout, 0)
+    with fake_rank(0, 2, on_gpu=True):
+        found = [run_short(job, training_of())[0] for job in jobs]
+        long = run_short(Short(model, layout, 1), training_of())[0]
+    assert whole(found, jobs) == long
+
+
+def test_weights_on_the_meta_device_take_no_memory():
+    with MemoryLog() as memory:
+        kept = torch.empty(1000, device="meta")
+        assert memory.live == 0
+        assert kept.is_meta
 
 
 def test_equal_layers_of_all_chunks_grow_together():
@@ -110,8 +139,8 @@ def test_equal_layers_of_all_chunks_grow_together():
         for chunk, a, b in zip(layout.chunks, cuts, cuts[1:], strict=False)
     )
     jobs = short_jobs(model, replace(layout, chunks=chunks), 0)
-    assert [job.weight for job in jobs] == [-1, 2]
-    assert [job.model.num_layers for job in jobs] == [8, 10]
+    assert [job.weight for job in jobs] == [0, 1]
+    assert [job.model.num_layers for job in jobs] == [10, 12]
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +177,7 @@ def test_a_difference_beyond_its_tolerance_exits_with_one(plan_file, monkeypatch
         (["--steps", "2", "--out", "x", "--rank", "1"], "--rank: without --dry-run"),
         (["--out", "x"], "--steps: is missing"),
         (["--steps", "2"], "--out: is missing"),
+        (["--steps", "2", "--out", "x", "--stop-at", "3"], "--stop-at: 3 is beyond --steps"),
     ],
 )
 def test_wrong_questions_are_told(plan_file, arguments, message):

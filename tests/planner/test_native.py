@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from costmodel.layout import Axis, ContextComm, LayerSpan, Recompute, RecomputeKind
-from planner import ManualLayout, layout_from_degrees, load_inputs, plan_training
-from planner.native import layout_problems, model_problems, training_problems
+from planner import ManualLayout, layout_from_degrees, load_inputs, plan_of, plan_training
+from planner.native import executed, layout_problems, model_problems, training_problems
 from planner.restrictions import parse_restrictions
 from planner.space import SearchSpace
 from profiles.errors import InputError
@@ -203,3 +203,22 @@ def test_the_space_of_native_leaves_no_pipeline_unfilled():
     found = [each for each in space.degrees() if each.schedule == "1f1b"]
     assert all(8 // (each.dp * each.micro_batch) >= each.pp for each in found)
     assert space.refused["fewer micro-batches than stages"] > 0
+
+
+def test_a_plan_as_it_is_executed_has_the_costs_of_its_kernels_and_says_so():
+    inputs = load_inputs("llama3-8b", "8xh100", overrides={"global_batch": 16})
+    layout = layout_from_degrees(inputs, ManualLayout(dp=8, zero=3, micro_batch=1))
+    plan = plan_of(inputs, layout)
+    found = executed(plan)
+    assert found.layout == plan.layout
+    assert found.estimate.step_s > plan.estimate.step_s
+    assert found.estimate.allocated_bytes != plan.estimate.allocated_bytes
+    assert "parplan launch" in found.notes[-1]
+
+
+def test_what_the_executor_refuses_has_no_costs_of_it():
+    inputs = load_inputs("llama3-8b", "8xh100", overrides={"global_batch": 16})
+    layout = layout_from_degrees(inputs, ManualLayout(dp=8, zero=3, micro_batch=1))
+    refused = plan_of(inputs, replace(layout, num_microbatches=3))
+    with pytest.raises(InputError, match="native cannot run it"):
+        executed(refused)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from planner import load_inputs, parse_restrictions
+from planner.feasibility import tightest_constraint
 from planner.space import SearchSpace
 from profiles.errors import InputError
 
@@ -27,6 +28,23 @@ def test_keys_and_values_get_around_as_the_user_says(fixed, way):
     restrictions = parse_restrictions(["cp=2", *([f"cp_comm={fixed}"] if fixed else [])])
     space = SearchSpace(inputs.model, inputs.cluster, inputs.training, restrictions=restrictions)
     assert {degrees.cp_comm.value for degrees in space.degrees()} == {way}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wanted", "words"),
+    [
+        ("torchtitan", "ring", "torchtitan has no cp_comm ring, which native, megatron, "),
+        ("galvatron", "gather", "galvatron has no cp_comm gather, which native, megatron, "),
+    ],
+)
+def test_a_way_that_a_launcher_lacks_is_told_with_those_that_have_it(launcher, wanted, words):
+    inputs = load_inputs("llama3-8b", "8xh100", overrides={"global_batch": 8, "seq_len": 8192})
+    restrictions = parse_restrictions(["cp=2", f"cp_comm={wanted}"])
+    own = {"launcher": launcher, "restrictions": restrictions}
+    space = SearchSpace(inputs.model, inputs.cluster, inputs.training, **own)
+    told = tightest_constraint(inputs.context, space, min_fit=0.9)
+    assert told.startswith(words)
+    assert told.endswith(f"; legal is {'gather' if wanted == 'ring' else 'ring'}")
 
 
 def test_dashes_are_as_good_as_underscores():

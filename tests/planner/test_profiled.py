@@ -55,7 +55,7 @@ def test_the_layers_of_the_test_are_those_of_its_config():
 
 
 def test_a_profile_brings_kernels_and_a_calibration():
-    found = with_profiles(inputs(), [written(whole())])
+    found = with_profiles(inputs("1xcpu"), [written(whole())])
     assert found.training.fused_kernels is FACTS.fused_kernels
     assert found.training.loss_kernel.value == FACTS.loss
     assert found.calibration.efficiencies.context_bytes == FACTS.context_bytes
@@ -123,3 +123,17 @@ def test_a_profile_that_is_gone_is_told_at_its_line(here):
     (here / "p.yaml").unlink()
     with pytest.raises(InputError, match=r"p\.yaml"):
         load_plan("plan.yaml")
+
+
+def test_a_profile_without_wrappers_says_what_is_not_measured_and_how_to_measure_it():
+    (told,) = [note for note in noted("2xcpu") if "layer_wrapping" in note]
+    assert "is not measured" in told
+    assert told.endswith("parplan profile layers config.json -o FILE measures it")
+
+
+def test_of_one_rank_there_is_nothing_to_wrap():
+    assert not [note for note in noted("1xcpu") if "layer_wrapping" in note]
+
+
+def noted(cluster: str) -> tuple[str, ...]:
+    return with_profiles(inputs(cluster), [written(whole())]).notes
