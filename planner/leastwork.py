@@ -1,11 +1,12 @@
 """What no layout of unequal blocks in several chunks can beat, over all cuts that keep the closed
 form of memory.
 
-Such blocks do not stay where the cut puts them: chunks take as many blocks as the cut's stages hold,
-in the order of the model. What is certain of a stage: as many blocks as the cut gives it, each chunk
-neighbours in the model, behind at least as many others as there are chunks before it; and what
-recomputing adds to whichever block it adds least to, for as many blocks as the cut's stage must
-recompute to fit. Of all stages together also the fastest passes of every layer are.
+Such blocks do not stay where the cut puts them: chunks take as many blocks as the cut's stages
+hold, in the order of the model. What is certain of a stage: it holds as many blocks as the cut
+gives it, those of each chunk neighbours in the model, with at least one layer in every chunk
+before and behind; and recomputing adds what it adds to whichever block it adds least to, for as
+many blocks as the cut's stage must recompute to fit. Of all stages together also the fastest passes
+of every layer are certain.
 """
 
 from __future__ import annotations
@@ -129,10 +130,8 @@ class _CertainStages(CountingStages):
             if place[0] == stage:
                 ahead, behind = chunk - beside, len(places) - 1 - chunk - beside
                 run = self._runs(max(0, ahead), max(0, behind))
-                ways = [run[: len(found) - k] + found[k] for k in range(len(found))]
-                found = np.array(
-                    [min(ways[k][n - k] for k in range(n + 1)) for n in range(len(found))]
-                )
+                counts = range(len(found))
+                found = np.array([(found[: n + 1] + run[n::-1]).min() for n in counts])
         return found
 
     def _runs(self, ahead: int, behind: int) -> NDArray[np.float64]:

@@ -167,7 +167,7 @@ class PathStages:
         else:
             least[0] -= ahead
             least[-1] -= behind
-        return np.maximum(least, 0)
+        return least.clip(0)
 
     def _sizes(self, most: int) -> NDArray[np.int64]:
         """Blocks of each chunk of a stage by how many it holds, ``[stage, blocks, chunk]``."""
@@ -253,7 +253,8 @@ class PathStages:
         if most not in self._known_held:
             self._known_held[most] = self._sizes(most), self._again(most), self._never(most)
         sizes, again, never = self._known_held[most]
-        found = np.einsum("sc,skc->sk", by_chunk, sizes) + backwards[:, None] * again
+        found: NDArray[np.float64] = np.einsum("sc,skc->sk", by_chunk, sizes)
+        found += backwards[:, None] * again
         found[path.last] += self.once_s * np.arange(most + 1)
         found[never] = NEVER_S
         return found
@@ -261,7 +262,8 @@ class PathStages:
     def _again(self, most: int) -> NDArray[np.float64]:
         """Seconds of recomputation up to ``most`` blocks, ``[stage, blocks]``."""
         counts = range(most, -1, -1)  # where many recompute nothing, fewer do not
-        return np.array([self.again_s(count) for count in counts])[::-1].T
+        found = np.array([self.again_s(count) for count in counts])
+        return found[::-1].T
 
     def _never(self, most: int) -> NDArray[np.bool_]:
         """Where a stage cannot hold so many blocks in the wanted time, ``[stage, blocks]``."""

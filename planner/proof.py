@@ -3,7 +3,8 @@
 1. Nodes of the least bounds that no visit was worth are opened, for a part of the effort so far.
 2. Where few are left with a bound below the best plan, all of them become open candidates.
 3. The open candidate of the least bound gets a sharper one, from the longest paths of its schedule,
-   or is shown to have no cut that could beat the best plan, until that raises the bound no more.
+   or is shown to have no cut that could beat the best plan, until that raises the bound no more;
+   then nodes are opened again, as long as they hold it down.
 4. Where few layouts are left all of them are enumerated: then the plan is proven.
 """
 
@@ -134,8 +135,8 @@ def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> f
 
 
 def _least_work_s(run: SearchRun, problem: CandidateProblem) -> float:
-    """What no layout of a candidate can beat by the mean work of its devices, where its blocks do
-    not stay where the cut puts them.
+    """What no layout of a candidate can beat by the work of its devices, where its blocks do not
+    stay where the cut puts them.
     """
     if not run.space.rules.uneven_stages and not run.cuts(problem, 0.0, run.best_s):
         return INFINITE
