@@ -12,7 +12,7 @@ the mean of all paths takes its place. A path is the longest of one run of the s
 cut that makes the paths before it shortest.
 
 K is more: one of the stages holds K, no other holds more. For each stage that may be the one, the
-longest path of a run where it is.
+longest path of a run that prefers it.
 
 A path counts for all candidates with its schedule and shape. Where two directions share the devices
 every stage holds an even share, and no block lacks.

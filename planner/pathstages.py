@@ -26,7 +26,7 @@ __all__ = ["PathStages", "least_cut"]
 
 NANO = 10**9
 INFINITE = float("inf")
-PREFERRED = 1.25
+PREFERRED = 1.25  # of the longest stage's time
 
 
 class PathStages:
@@ -167,7 +167,7 @@ class PathStages:
         else:
             least[0] -= ahead
             least[-1] -= behind
-        return np.maximum(least, 0)
+        return least.clip(0)
 
     def _sizes(self, most: int) -> NDArray[np.int64]:
         """Blocks of each chunk of a stage by how many it holds, ``[stage, blocks, chunk]``."""
@@ -197,7 +197,8 @@ class PathStages:
         again = [self.again_s(int(count))[stage] for stage, count in enumerate(counts)]
         times[BACKWARD : INPUT + 1] += np.array(again)[:, None] / self.num_chunks
         if through is not None:
-            times[:, through] *= PREFERRED
+            own = times[FORWARD : BACKWARD + 1].sum(axis=(0, 2))
+            times[:, through] *= PREFERRED * own.max() / own[through]
         forward, _, inputs, weight = (table.tolist() for table in times)
         if not self.problem.schedule.splits:
             inputs, weight = times[BACKWARD].tolist(), (times[WEIGHT] * 0).tolist()
@@ -250,22 +251,24 @@ class PathStages:
             by_chunk = by_chunk[:, :own] + by_chunk[::-1, own:]
         backwards = (path.passes[BACKWARD] + path.passes[INPUT]).min(axis=1)
         if most not in self._known_held:
-            self._known_held[most] = self._sizes(most), *self._again(most)
+            self._known_held[most] = self._sizes(most), self._again(most), self._never(most)
         sizes, again, never = self._known_held[most]
-        found = np.einsum("sc,skc->sk", by_chunk, sizes) + backwards[:, None] * again
+        found: NDArray[np.float64] = np.einsum("sc,skc->sk", by_chunk, sizes)
+        found += backwards[:, None] * again
         found[path.last] += self.once_s * np.arange(most + 1)
         found[never] = NEVER_S
         return found
 
-    def _again(self, most: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Seconds of recomputation up to ``most`` blocks, and where so many cannot be in the wanted
-        time, ``[stage, blocks]``.
-        """
+    def _again(self, most: int) -> NDArray[np.float64]:
+        """Seconds of recomputation up to ``most`` blocks, ``[stage, blocks]``."""
         counts = range(most, -1, -1)  # where many recompute nothing, fewer do not
-        works = np.array([self.works_s(count) for count in counts])[::-1].T
-        again = np.array([self.again_s(count) for count in counts])[::-1].T
-        never = (works >= self.limit_s) | (np.arange(most + 1) < self.fewest[:, None])
-        return again, never | (again >= NEVER_S)
+        found = np.array([self.again_s(count) for count in counts])
+        return found[::-1].T
+
+    def _never(self, most: int) -> NDArray[np.bool_]:
+        """Where a stage cannot hold so many blocks in the wanted time, ``[stage, blocks]``."""
+        works = np.array([self.works_s(count) for count in range(most, -1, -1)])[::-1].T
+        return (works >= self.limit_s) | (np.arange(most + 1) < self.fewest[:, None])
 
 
 def least_cut(table: NDArray[np.float64], blocks: int) -> tuple[float, NDArray[np.int64]]:

@@ -3,7 +3,8 @@
 1. Nodes of the least bounds that no visit was worth are opened, for a part of the effort so far.
 2. Where few are left with a bound below the best plan, all of them become open candidates.
 3. The open candidate of the least bound gets a sharper one, from the longest paths of its schedule,
-   or is shown to have no cut that could beat the best plan, until that raises the bound no more.
+   or is shown to have no cut that could beat the best plan, until that raises the bound no more;
+   then nodes are opened again, as long as they hold it down.
 4. Where few layouts are left all of them are enumerated: then the plan is proven.
 """
 
@@ -17,7 +18,7 @@ from planner.choices import Candidate
 from planner.cuts import SLACKS, Stages
 from planner.exhaust import every_better_cut, num_layouts
 from planner.leastcut import INFINITE, least_cut_ns
-from planner.leastsum import least_sum_ns
+from planner.leastwork import least_work
 from planner.pathbound import PathBounds
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class _Bounding:
         """
         run = self.run
         if problem.moves_blocks:
-            return _least_sum_s(run, problem)
+            return _least_work_s(run, problem)
         least_s = max(bound_s, self.paths.of(problem, run.bounds, run.best_s))
         if least_s >= run.best_s:
             return least_s
@@ -134,14 +135,17 @@ def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> f
     return least_s
 
 
-def _least_sum_s(run: SearchRun, problem: CandidateProblem) -> float:
-    """What no layout of a candidate can beat by the mean work of its devices, where its blocks do
-    not stay where the cut puts them.
+def _least_work_s(run: SearchRun, problem: CandidateProblem) -> float:
+    """What no layout of a candidate can beat by the work of its devices, where its blocks do not
+    stay where the cut puts them.
     """
     if not run.space.rules.uneven_stages and not run.cuts(problem, 0.0, run.best_s):
         return INFINITE
-    sum_ns = least_sum_ns(problem, run.best_s, run.holding(problem))
-    return problem.step_s(problem.least_ns(sum_ns, 0.0)) if sum_ns < INFINITE else INFINITE
+    sums, greatest = least_work(problem, run.best_s, run.holding(problem))
+    if sums == INFINITE:
+        return INFINITE
+    alone = problem.microbatches / problem.schedule.copies * greatest
+    return problem.step_s(max(problem.least_ns(sums, 0.0), alone))
 
 
 def _sharpen(run: SearchRun, most: int) -> int:
