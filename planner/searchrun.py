@@ -303,6 +303,8 @@ class SearchRun:
         bound_s = problem.bound_s(cut)
         for _ in range(TIGHTENINGS):
             cost = self._cost(problem, cut)
+            if cost is None:
+                return None
             if cost.fit_probability >= self.min_fit:
                 return self._tried(problem, cost)
             problem = problem.with_less(cost.fullest)
@@ -315,10 +317,16 @@ class SearchRun:
     def finalist(self, problem: CandidateProblem, cut: Solution) -> Finalist | None:
         """The simulated plan of a cut, None if it does not fit."""
         cost = self._cost(problem, cut)
-        return self._tried(problem, cost) if cost.fit_probability >= self.min_fit else None
+        if cost is None or cost.fit_probability < self.min_fit:
+            return None
+        return self._tried(problem, cost)
 
-    def _cost(self, problem: CandidateProblem, cut: Solution) -> LayoutCost:
-        return LayoutCost(self.context, build_layout(problem, cut, self.space.rules.mixing))
+    def _cost(self, problem: CandidateProblem, cut: Solution) -> LayoutCost | None:
+        """None where a stage has layers enough for its chunks, but too few blocks among them."""
+        layout = build_layout(problem, cut, self.space.rules.mixing)
+        if not all(chunk.spans for chunk in layout.chunks):
+            return None
+        return LayoutCost(self.context, layout)
 
     def _tried(self, problem: CandidateProblem, cost: LayoutCost) -> Finalist:
         self.simulated += 1
