@@ -646,7 +646,7 @@ _measuring: Final = _all(
     click.option("--budget", type=Duration(), metavar="TIME", help="Stop then, as 5m."),
     click.option(
         "--rounds",
-        type=TYPES[Kind.COUNT],
+        type=click.IntRange(1, 1000),
         default=2,
         show_default=True,
         help="Times that all is measured.",

@@ -11,6 +11,7 @@ from itertools import combinations_with_replacement, groupby, product
 from math import comb
 from typing import TYPE_CHECKING
 
+from planner.cuts import INFINITE
 from planner.problem import SearchProblem, Solution
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ def _runs(problem: SearchProblem, first: int, stop: int) -> list[tuple[int, int]
 
 
 def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[Solution]:
-    """Assignments that keep the closed form of memory and whose bound is below ``worth_s``."""
+    """Assignments that keep the closed form of memory and whose bound is below ``worth_s``: of a
+    layout whose blocks move that of the sum of its stage times, as a stage may become shorter.
+    """
     problem = candidate.problem
     sum_limit, greatest_limit = candidate.limits_ns(worth_s)
+    if candidate.moves_blocks:
+        greatest_limit = INFINITE
     least, layers = problem.least_time_ns, len(problem.chain)
 
     def extend(

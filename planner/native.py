@@ -43,7 +43,7 @@ OPTIMIZERS: Final = (Optimizer.ADAMW, Optimizer.ADAM, Optimizer.SGD)
 def model_problems(model: ModelSpec, training: TrainingSpec) -> list[str]:
     """Parts of a model for which there is no native layer."""
     layers = [run.layer for run in model.runs]
-    found = [problem for layer in layers for problem in _layer_problems(layer)]
+    found = list(dict.fromkeys(problem for each in layers for problem in _layer_problems(each)))
     ends = [type(layer) for layer in layers if not isinstance(layer, Block)]
     if ends != [Embedding, Head] or not isinstance(layers[0], Embedding):
         found.append("the model is not an embedding, blocks and a head")

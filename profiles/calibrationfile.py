@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from profiles.calibration import Calibration, Efficiencies, KernelEfficiency, Seen
 from profiles.fileschema import FileSchema, Name, Version, validate
@@ -18,6 +18,16 @@ __all__ = ["CalibrationFile", "calibration_of"]
 Part = Annotated[float, Field(ge=0, le=1)]  # of something that physics does not exceed
 Rate = Annotated[float, Field(gt=0, le=1)]  # a part that something is divided by
 Sigma = Annotated[float, Field(gt=0, le=2)]
+
+
+def _ascending(ends: list[float]) -> list[float]:
+    if sorted(ends) != ends:
+        raise ValueError(ASCENDING)
+    return ends
+
+
+ASCENDING = "the lesser of both first"
+Ascending = AfterValidator(_ascending)
 
 
 class KernelFile(FileSchema):
@@ -64,7 +74,7 @@ class EfficienciesFile(FileSchema):
     context_gib: float = Field(ge=0, le=100)
     communicator_mib: float = Field(ge=0, le=100_000)
     reserve: Part = Field(description="Allocator's overhead as a part of all but states.")
-    step_time_90: list[Annotated[float, Field(gt=0.01, le=100)]] = Field(
+    step_time_90: Annotated[list[Annotated[float, Field(gt=0.01, le=100)]], Ascending] = Field(
         min_length=2,
         max_length=2,
         description="5 % and 95 % quantiles of measured / estimated step time.",
@@ -91,8 +101,12 @@ class FitFile(FileSchema):
 class SeenFile(FileSchema):
     """Least and most of what the runs span; beyond it the interval is wider."""
 
-    params_billion: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
-    seq_len: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=2)
+    params_billion: Annotated[list[Annotated[float, Field(gt=0)]], Ascending] = Field(
+        min_length=2, max_length=2
+    )
+    seq_len: Annotated[list[Annotated[int, Field(ge=1)]], Ascending] = Field(
+        min_length=2, max_length=2
+    )
 
 
 class CalibrationFile(FileSchema):

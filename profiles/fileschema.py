@@ -146,6 +146,8 @@ def _wrong_value(
     elif kind == "union_tag_invalid":
         expected = "one of " + str(context["expected_tags"]).replace("'", "")
         hint = nearest(str(context["tag"]), str(context["expected_tags"]).split("'")[1::2])
+    elif kind == "too_short" and context["min_length"] > 1:
+        expected = f"a list with at least {context['min_length']} entries"
     elif kind == "value_error":
         expected = str(context["error"])
     elif kind == "string_pattern_mismatch" and context["pattern"] != _NAME:

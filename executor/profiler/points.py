@@ -115,7 +115,8 @@ def layer_points(request: Request) -> tuple[list[Point], list[str]]:
     )
     if problems:
         where = request.model.name
-        raise InputError([Problem(where=where, message=f"no native layer: {p}") for p in problems])
+        found = (f"cannot be measured: {each}" for each in problems)
+        raise InputError([Problem(where=where, message=each) for each in found])
     points: list[Point] = []
     notes: list[str] = []
     for tp in request.tp:

@@ -144,7 +144,7 @@ def test_a_degree_that_does_not_divide_the_layers_is_left_out_and_told():
 
 def test_a_model_without_native_layers_is_refused():
     headless = replace(LLAMA, runs=LLAMA.runs[:2])
-    with pytest.raises(InputError, match="no native layer: the model is not an embedding"):
+    with pytest.raises(InputError, match="cannot be measured: the model is not an embedding"):
         layer_points(request(headless))
 
 

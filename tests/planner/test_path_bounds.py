@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from oracle import every_cut_and_mix
+from oracle import every_cut_and_mix, fastest_of_all
 from test_search import context_of, space_of, tiny_model, with_nodes
 
 from costmodel.estimate import estimate
@@ -17,6 +17,7 @@ from planner.build import CandidateProblem
 from planner.layouts import build_layout
 from planner.leastwork import least_work
 from planner.pathbound import PathBounds
+from planner.search import search
 from profiles.layers import Block
 
 MIN_FIT = 0.9
@@ -113,3 +114,18 @@ def test_the_bound_of_an_even_pipeline_is_its_step():
             for cut in every_cut_and_mix(context, problem)
         ]
         assert least_s == pytest.approx(min(steps), rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "interleaved-zb", "v-min"])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (1, 2, 1), (1, 3)])
+def test_where_blocks_move_and_layouts_are_few_the_plan_is_the_best_of_all(schedule, counts):
+    model = with_wide_blocks(tiny_model(sum(counts), 32_000, tied=True), counts)
+    cluster = with_nodes("1x2xa100-40g", memory_gib=80)
+    context = context_of(model, cluster, global_batch=4, seq_len=2048, micro_batch=1)
+    space = space_of(context, cp=1, tp=1, pp=2, schedule=schedule, recompute="none")
+    fastest, count = fastest_of_all(context, space, MIN_FIT)
+    result = search(context, space)
+    assert count > 1
+    assert result.best.estimate.step_s == pytest.approx(fastest, rel=1e-12)
+    assert result.bound_s <= fastest * (1 + 1e-9)
+    assert result.proven

@@ -8,6 +8,8 @@ from profiles.units import GIB, MIB
 
 CLUSTER = load_cluster("2x8xh100")
 DATASHEET = (shelf.DATA / "calibrations" / "datasheet.yaml").read_text(encoding="utf-8")
+INTERVAL = "step_time_90: [0.79, 2.2]"
+SEEN = "seen: {params_billion: [70, 7], seq_len: [8192, 2048]}\nefficiencies:"
 
 
 def load(path):
@@ -76,6 +78,10 @@ def test_every_calibration_of_the_catalogue_is_valid(name):
         ("  flash2:", "  flash4:", "efficiencies.attention.flash2 is missing"),
         ("memory_sigma: 0.08", "memory_sigma: 0", "efficiencies.memory_sigma is '0'; expected mo"),
         ("moe_imbalance: 1.15", "moe_imbalance: .5", "efficiencies.moe_imbalance is '.5'; expe"),
+        (INTERVAL, "step_time_90: [1.2, 0.9]", "step_time_90 is a list; expected the lesser"),
+        (INTERVAL, "step_time_90: [0.9]", "step_time_90 is a list; expected a list with at l"),
+        ("efficiencies:", SEEN, "seen.params_billion is a list; expected the lesser of both first"),
+        ("efficiencies:", SEEN, "seen.seq_len is a list; expected the lesser of both first"),
         ("knowledge: datasheet", "knowledge: guess", "knowledge is 'guess'; expected datasheet, "),
     ],
 )
