@@ -427,6 +427,8 @@ def plan(ctx: click.Context, /, **flags: Any) -> None:
         planned, also = _planned(flags, should_stop, tell)
     cpu_s = time.process_time() - started_s
     _show_planned(planned, also, cpu_s, flags)
+    if planned.plan.launcher == "native":
+        _tell(reports.executed_words(planner.executed(planned.plan)))
     facts = planned.plan.search
     if facts is not None and not facts.complete:
         cause = "interrupted" if should_stop.interrupted else "time limit"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         sweep_progress,
         until_interrupt,
     )
+    from reports.words import executed_words
 
 __all__ = [
     "accuracy_answer",
@@ -60,6 +61,7 @@ __all__ = [
     "dry_run_report",
     "estimate_answer",
     "estimate_report",
+    "executed_words",
     "explain_answer",
     "explain_report",
     "facts_of",
@@ -99,6 +101,7 @@ _MODULES: Final = {
     "comparison_report": "comparison",
     "discard_stdout": "underway",
     "estimate_answer": "answers",
+    "executed_words": "words",
     "explain_answer": "answers",
     "facts_of": "facts",
     "json_text": "answers",

@@ -22,6 +22,8 @@ __all__ = [
     "KINDS",
     "duration",
     "energy",
+    "executed_words",
+    "fit_words",
     "gib",
     "layout_words",
     "money",
@@ -155,15 +157,28 @@ def _by_layer(values: Iterable[int]) -> str:
 
 def verdict(plan: Plan) -> str:
     """The answer in one line."""
-    own, usable = plan.estimate, plan.inputs.context.usable_bytes
+    own = plan.estimate
     low, high = own.interval_s
-    fits = "fits with" if own.fits else "DOES NOT FIT,"
     return (
         f"{layout_words(plan.layout)}: {seconds(own.step_s)} a step ({seconds(low)} to "
         f"{seconds(high)}), {own.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU "
-        f"{per_cent(own.mfu)}, {gib(own.peak_mem_bytes)} of {gib(usable)}, {fits} "
-        f"probability {own.fit_probability:.2f}"
+        f"{per_cent(own.mfu)}, {fit_words(plan)}"
     )
+
+
+def fit_words(plan: Plan) -> str:
+    """The memory of the fullest device, and whether it suffices."""
+    own, usable = plan.estimate, plan.inputs.context.usable_bytes
+    fits = "fits with" if own.fits else "DOES NOT FIT,"
+    return (
+        f"{gib(own.peak_mem_bytes)} of {gib(usable)}, {fits} probability {own.fit_probability:.2f}"
+    )
+
+
+def executed_words(plan: Plan) -> str:
+    """A plan for ``parplan launch``, whose estimate is that of its own kernels."""
+    step = seconds(plan.estimate.step_s)
+    return f"with the kernels of parplan launch {step} a step, {fit_words(plan)}"
 
 
 def recompute_words(layout: Layout, stage: int) -> str:

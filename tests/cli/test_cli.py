@@ -34,6 +34,15 @@ def strictly(text):
 # --- plan ------------------------------------------------------------------------------------
 
 
+def test_a_plan_for_native_says_what_its_own_kernels_cost(parplan, small, tmp_path):
+    path = str(tmp_path / "plan.yaml")
+    said = parplan("plan", *small, "--launcher", "native", "-o", path).stderr
+    own = strictly(parplan("estimate", path, "--launcher", "native", "--format", "json").stdout)
+    assert f"{own['peak_mem_bytes'] / 2**30:.1f} GiB of" in said
+    assert f"probability {own['fit_probability']:.2f}" in said
+    assert "parplan launch" not in parplan("plan", *small).stderr
+
+
 def test_plan_answers_with_the_stated_keys_at_the_top(parplan, small):
     result = parplan("plan", *small, "--format", "json")
     answer = strictly(result.stdout)
