@@ -24,6 +24,7 @@ NEEDED: Final = ("id", "gpu", "n_gpus", "stack", "outcome")
 OUTCOMES: Final = ("ok", "oom", "oom_cpu", "unavailable", "failed", "error")
 TRUST: Final = ("high", "medium", "low")
 RECORD: Final = "run.json"
+MOST_LAYERS: Final = 10_000
 GREATEST: Final = 1e15  # beyond it a number is a slip of the pen, whatever its unit
 
 
@@ -268,8 +269,10 @@ def _cell(where: str, text: str, hint: Any, problems: list[Problem]) -> Any:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not least <= number <= GREATEST or (whole and number != int(number)):
+    most = MOST_LAYERS if where.endswith(":layers") else GREATEST
+    if not least <= number <= most or (whole and number != int(number)):
         above = "from 0" if least == 0 else "above 0"
+        above += f" to {most:,}" if most < GREATEST else ""
         expected = f"a {'whole ' if whole else ''}number {above}"
         problems.append(Problem(where=where, message=f"is {text!r}", expected=expected))
         return None

@@ -74,6 +74,7 @@ def test_unknown_columns_are_named_in_a_note(write):
     [
         ({"tp": "two"}, "2:tp: is 'two'; expected a whole number above 0"),
         ({"tp": "1.5"}, "2:tp: is '1.5'; expected a whole number above 0"),
+        ({"layers": "99999"}, "2:layers: is '99999'; expected a whole number above 0 to 10,000"),
         ({"step_time_s": "-1"}, "2:step_time_s: is '-1'; expected a number above 0"),
         ({"step_time_s": "nan"}, "2:step_time_s: is 'nan'; expected a number above 0"),
         ({"gated_mlp": "maybe"}, "2:gated_mlp: is 'maybe'; expected 1 or 0"),
