@@ -363,6 +363,13 @@ class CandidateProblem:
         blocks = sum(isinstance(layer, Block) for layer in self.classes)
         return blocks > 1 and self.candidate.degrees.chunks > 1
 
+    @property
+    def counts_memory(self) -> bool:
+        """Whether a stage holds at least what the closed form counts. Where two directions share a
+        device it also holds the opposite stage, which may hold less than the copy that counts here.
+        """
+        return not self.moves_blocks and self.schedule.copies == 1
+
     def limits_ns(self, worth_s: float) -> tuple[float, float]:
         """Greatest sum of stage times and greatest stage time of a layout that takes less than
         ``worth_s``: ``least_ns`` solved for each of them. Where ``moves_blocks``, the greatest time

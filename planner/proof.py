@@ -45,6 +45,8 @@ def close_gap(run: SearchRun, should_stop: Callable[[], bool]) -> None:
         (each for each in run.open if each[0] < run.best_s), key=lambda each: each[0]
     )
     layouts = 0
+    if any(problem.schedule.copies > 1 for _, problem in undecided):
+        return
     for _, problem in undecided:
         effort = SIMULATED if problem.moves_blocks else 1
         layouts += effort * num_layouts(problem.problem, most=EXHAUSTED_LAYOUTS)
@@ -110,7 +112,7 @@ class _Bounding:
         if problem.moves_blocks:
             return _least_work_s(run, problem)
         least_s = max(bound_s, self.paths.of(problem, run.bounds, run.best_s))
-        if least_s >= run.best_s:
+        if least_s >= run.best_s or not problem.counts_memory:
             return least_s
         return max(least_s, _least_cut_s(run, problem, least_s))
 
@@ -122,7 +124,7 @@ def _least_cut_s(run: SearchRun, problem: CandidateProblem, bound_s: float) -> f
     if not found:
         return INFINITE
     least_s = run.least_s(problem, found)
-    if problem.schedule.copies > 1 or not run.space.rules.uneven_stages:
+    if not run.space.rules.uneven_stages:
         return least_s
     holding = run.holding(problem)
     for slack in SLACKS:

@@ -222,7 +222,7 @@ class SearchRun:
         found: list[Solution] = []
         for each in [problem] if lean is None else [lean, problem]:
             found, own = self.cuts(each, bound_s, self.worth_s), bound_s
-            if not problem.moves_blocks:
+            if problem.counts_memory:
                 if not found:
                     self._prune_full(1)
                     return []

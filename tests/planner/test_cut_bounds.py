@@ -5,9 +5,10 @@ the solvers keep.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-from oracle import every_cut_and_mix
+from oracle import every_cut_and_mix, every_layout
 from test_search import context_of, space_of, tiny_model, with_nodes
 
 from costmodel.estimate import estimate
@@ -16,8 +17,9 @@ from planner.build import CandidateProblem
 from planner.cuts import Stages, best_cuts
 from planner.layouts import build_layout
 from planner.leastcut import INFINITE, least_cut_ns
-from planner.search import SOLVERS
+from planner.search import SOLVERS, search
 from planner.searchrun import SearchRun
+from profiles.sublayers import ExpertFeedForward
 
 MIN_FIT = 0.9
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "2bp", "interleaved-1f1b", "async-1f1b", "dualpipe")
@@ -159,3 +161,23 @@ def test_cuts_whose_stages_all_hold_a_block_are_kept_where_others_are_better(see
             if min(cut.stage_blocks(is_block)) > 0
         ]
         assert [cut.objective_ns for cut in found[:1]] == sorted(objectives)[:1]
+
+
+def test_two_directions_may_hold_unequal_halves_and_nothing_is_proven_from_equal_ones():
+    """A device holds a stage and the opposite one, here a dense and a sparse block; twice the
+    sparse one would not fit.
+    """
+    model = tiny_model(1, 32_000, tied=True)
+    first, dense, last = model.runs
+    experts = ExpertFeedForward(expert_hidden=8192, num_experts=4, top_k=1)
+    sparse = replace(dense, layer=replace(dense.layer, feed_forward=experts))
+    model = replace(model, runs=(first, dense, sparse, last))
+    cluster = with_nodes("1x4xa100-40g", memory_gib=16)
+    context = context_of(model, cluster, global_batch=16, seq_len=4096, micro_batch=1)
+    fixed = {"schedule": "chimera", "cp": 1, "zero": "2,3"}
+    space = space_of(context, **fixed)
+    layouts = [layout for _, layout in every_layout(context, space, MIN_FIT)]
+    costed = [estimate(context, layout, min_fit=MIN_FIT) for layout in layouts]
+    best_s = min(own.step_s for own in costed if own.fits)
+    result = search(context, space_of(context, **fixed))
+    assert result.bound_s <= best_s * (1 + 1e-9)
