@@ -53,10 +53,11 @@ def _runs(problem: SearchProblem, first: int, stop: int) -> list[tuple[int, int]
 
 
 def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[Solution]:
-    """Assignments that keep the closed form of memory and whose bound is below ``worth_s``: of a
-    layout whose blocks move that of the sum of its stage times, as a stage may become shorter.
+    """Assignments that keep the closed form of memory, where that is one, and whose bound is below
+    ``worth_s``: of a layout whose blocks move that of the sum of its stage times, as a stage may
+    become shorter. Two directions on a device may hold less than the closed form counts.
     """
-    problem = candidate.problem
+    problem, sure = candidate.problem, candidate.schedule.copies == 1
     sum_limit, greatest_limit = candidate.limits_ns(worth_s)
     if candidate.moves_blocks:
         greatest_limit = INFINITE
@@ -83,7 +84,7 @@ def every_better_cut(candidate: CandidateProblem, worth_s: float) -> Iterator[So
                 rest = least[layers] - least[stop]
                 if time >= greatest_limit or total + time + rest >= sum_limit:
                     continue
-                if not problem.stage_fits(stage, first, own):
+                if sure and not problem.stage_fits(stage, first, own):
                     continue
                 yield from extend(stage + 1, stop, total + time, (*parts, (time, own)))
 

@@ -31,7 +31,7 @@ __all__ = ["close_gap"]
 SHARPENED = 4  # one in so many visits more, to raise the bound
 FEW_NODES = 500  # of those not worth a visit, so many are opened for the proof
 EXHAUSTED_LAYOUTS = 100_000
-SIMULATED = 100  # so many of them each layout counts as that is always simulated: its blocks move
+SIMULATED = 100  # so many of them each layout counts as whose memory only its account tells
 
 
 def close_gap(run: SearchRun, should_stop: Callable[[], bool]) -> None:
@@ -45,10 +45,8 @@ def close_gap(run: SearchRun, should_stop: Callable[[], bool]) -> None:
         (each for each in run.open if each[0] < run.best_s), key=lambda each: each[0]
     )
     layouts = 0
-    if any(problem.schedule.copies > 1 for _, problem in undecided):
-        return
     for _, problem in undecided:
-        effort = SIMULATED if problem.moves_blocks else 1
+        effort = 1 if problem.counts_memory else SIMULATED
         layouts += effort * num_layouts(problem.problem, most=EXHAUSTED_LAYOUTS)
         if layouts > EXHAUSTED_LAYOUTS:
             return
